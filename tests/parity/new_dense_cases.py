@@ -41,11 +41,14 @@ _GEMMA_4: dict[str, object] = {
     },
 }  # fmt: skip
 
+_LAYER_INPUTS = {"hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 199}
+
 NEW_DENSE_CASES = [
     _case("gemma4_text", "keys-as-values", **_GEMMA_4, attention_k_eq_v=True,
           num_global_key_value_heads=1, attention_bias=True, final_logit_softcapping=5.0),
     _case("gemma4_text", "shared-kv", **_GEMMA_4, num_kv_shared_layers=2,
           use_double_wide_mlp=True),
+    _case("gemma4_text", "layer-inputs", **_GEMMA_4 | _LAYER_INPUTS, num_kv_shared_layers=2),
     _vision("gemma4", "plain", **_GEMMA_4),
     _case("seed_oss", "plain", head_dim=24, rope_parameters=_THETA),
     _case("seed_oss", "other-biases", head_dim=16, attention_bias=False, attention_out_bias=True,
@@ -95,6 +98,7 @@ NEW_DENSE_CASES = [
 NEW_DENSE_TELLING = (
     "gemma4_text-keys-as-values",
     "gemma4_text-shared-kv",
+    "gemma4_text-layer-inputs",
     "seed_oss-other-biases",
     "olmo3-two-ropes",
     "cohere2-biases",

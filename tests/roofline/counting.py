@@ -56,7 +56,7 @@ def count(monkeypatch, act):
     def note_weight(self, weight):
         value = plain_weight(self, weight)
         # Embeddings are counted by rows, experts by those that run, others once for each pass.
-        if weight.name in ("embed", "positions") and not self.in_head:
+        if weight.name in ("embed", "layer_embed", "positions") and not self.in_head:
             counts.weight_bytes += len(self._batch.token_ids_T) * value[0].nbytes
         elif ".experts." not in weight.name and weight.name not in counts.seen:
             counts.seen.add(weight.name)
@@ -70,6 +70,9 @@ def count(monkeypatch, act):
     def step(self, op):
         self.buffers.drain()
         plain_step(self, op)
+        if isinstance(op, ops.LayerInput):  # of which it reads its own
+            own = self.buffers["layers"][:, : op.width]
+            self.buffers.read["layers"] = own.numel() * own.element_size()
         counts.activation_bytes += self.buffers.drain()
 
     def run(self):

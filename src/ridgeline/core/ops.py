@@ -2,21 +2,23 @@
 
 A lowered model is an ordered tuple of ops over a few named buffers. ``x`` is the residual stream,
 ``h`` a branch, ``n`` a norm of ``x`` that two branches read, ``shared`` a branch that joins ``h``,
-``q``, ``k``, ``v`` the heads, ``inner`` the inside of a feed-forward network that ranks share and
-``logits`` the end. Every op is pure data: its buffers, its shapes
-and the names of its weights. Linear weights are stored ``[out, in]``.
+``layers`` the embeddings for each layer, ``q``, ``k``, ``v`` the heads, ``inner`` the inside of a
+feed-forward network that ranks share and ``logits`` the end. Every op is pure data: its buffers,
+its shapes and the names of its weights. Linear weights are stored ``[out, in]``.
 
 Shapes: T tokens of the pass, D hidden size, H heads, K KV heads, d head width, F feed-forward
 width, V vocabulary, E experts; in latent attention, R latent elements, n and r the widths of a
 head's parts without and with rotary positions, v the width of a head of V.
 
 Weights are in `core.op_weights`, ops on states in `core.state_ops`, those between ranks in
-`core.rank_ops`; all of them are found here as well.
+`core.rank_ops`, those of per-layer embeddings in `core.layer_input_ops`; all of them are found here
+as well.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ridgeline.core.layer_input_ops import LayerEmbed, LayerInput
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
 from ridgeline.core.op_weights import (
     Bias,
@@ -84,6 +86,8 @@ __all__ = [
     "KVWrite",
     "LatentAttend",
     "LatentProject",
+    "LayerEmbed",
+    "LayerInput",
     "MoE",
     "Norm",
     "Op",
@@ -471,7 +475,7 @@ Op = (
     | LatentAttend | BidirectionalAttend | ConvProject | ShortConv | DeltaProject | GatedDelta
     | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Down | MoE
     | SharedExpert | AddShared | AddResidual | ScaleHidden | Head | Gather | GatherTokens
-    | GatherLogits | SendHidden | ReceiveHidden
+    | GatherLogits | SendHidden | ReceiveHidden | LayerEmbed | LayerInput
 )  # fmt: skip
 
 

@@ -401,6 +401,19 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputSpec:
+    """Per-layer embeddings (Gemma 3n and 4): each layer has one of ``width`` elements of each of
+    ``vocab_size`` tokens, mixed with a projection of the common one. Behind its other branches it
+    is gated by the residual, projected, normed by ``norm``, and added.
+    """
+
+    vocab_size: int
+    width: int
+    activation: Activation
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder-only language model, or an encoder (``has_head`` is false): one stack of layers.
 
@@ -411,6 +424,7 @@ class ModelSpec:
     the two texts of a pair apart (BERT). ``embedding_norm`` norms the sum of these.
     ``embedding_scale`` multiplies embeddings, ``logit_scale`` logits; ``logit_softcap`` then
     squashes them by tanh. Without ``final_norm`` the last layer ends in a residual norm.
+    ``layer_inputs``: embeddings of each layer's own.
     ``stage``: of ``layers`` only these, ``[first, stop)``, are computed, as a pipeline's stage.
     """
 
@@ -430,6 +444,7 @@ class ModelSpec:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    layer_inputs: LayerInputSpec | None = None
     stage: tuple[int, int] | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Gemma 4, its dense text models without per-layer embeddings (Google 2026, Gemma 4 31B).
+"""Gemma 4, its dense text models (Google 2026, Gemma 4 E2B, E4B and 31B).
 
 Also serves ``gemma4``, the model with vision and audio, by its ``text_config``.
 """
@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.core.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RopeSpec
+from ridgeline.core.spec import (
+    AttentionSpec,
+    LayerInputSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family, TensorSource
 from ridgeline.models.fields import (
@@ -16,6 +23,7 @@ from ridgeline.models.fields import (
     Heads,
     Sizes,
     layer_windows,
+    read_activation,
     read_heads,
     read_layer_kinds,
     read_rms_norm,
@@ -24,13 +32,13 @@ from ridgeline.models.fields import (
 from ridgeline.models.gemma2 import MIN_CAP, gemma_decoder
 from ridgeline.models.known_keys import refuse_unsupported
 from ridgeline.models.rope_config import proportional_rope, read_nested_ropes, rope_section
-from ridgeline.models.tensor_names import GEMMA_TENSORS, LLAMA_IGNORED
+from ridgeline.models.tensor_names import GEMMA_TENSORS, LLAMA_IGNORED, layer_tensors
 from ridgeline.models.vision import VISION_TENSORS, beside_vision, leave_out_vision
 
 _MAX_HEADS = 2**14
 _MAX_HEAD_DIM = 2**13
 _THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
-_INERT = ("moe_intermediate_size", "num_experts", "top_k_experts", "vocab_size_per_layer_input")
+_INERT = ("moe_intermediate_size", "num_experts", "top_k_experts")
 _COMPUTED = frozenset({"num_experts", "per_layer_config", "use_bidirectional_attention"})
 _AUDIO_KEYS = (
     "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id",
@@ -42,17 +50,12 @@ def build(config: ConfigReader) -> ModelSpec:
     """Global layers have heads of their own; the last layers may read K and V of earlier ones.
 
     Raises:
-        UnsupportedModelError: there are per-layer embeddings, or experts beside the networks.
+        UnsupportedModelError: there are experts beside the networks.
     """
     for name in _INERT:
         config.ignore(name)
     config.refuse("enable_moe_block", unless=(False,))
     config.refuse("use_bidirectional_attention", unless=("vision",))  # of images alone
-    if config.integer("hidden_size_per_layer_input", minimum=0, default=256):
-        raise UnsupportedModelError(
-            "config.json has per-layer embeddings (hidden_size_per_layer_input), which Ridgeline "
-            "lacks."
-        )
     sizes = read_sizes(config, max_position=131_072, vocab_size=262_144)
     default = [FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(sizes.num_layers)]
     kinds = (*read_layer_kinds(config, sizes.num_layers, default=default)[:-1], FULL)
@@ -67,7 +70,29 @@ def build(config: ConfigReader) -> ModelSpec:
         unit_offset=False,
     )
     double = config.boolean("use_double_wide_mlp", default=False)
-    return replace(spec, layers=tuple(_layer(layer, double=double) for layer in spec.layers))
+    return replace(
+        spec,
+        layers=tuple(_layer(layer, double=double) for layer in spec.layers),
+        layer_inputs=_read_layer_inputs(config, sizes),
+    )
+
+
+def _read_layer_inputs(config: ConfigReader, sizes: Sizes) -> LayerInputSpec | None:
+    width = config.integer("hidden_size_per_layer_input", minimum=0, maximum=2**16, default=256)
+    vocabulary = config.integer("vocab_size_per_layer_input", maximum=2**24, default=262_144)
+    if not width:
+        return None
+    if vocabulary < sizes.vocab_size:
+        raise UnsupportedModelError(
+            f"config.json has per-layer embeddings of {vocabulary} tokens, fewer than the "
+            f"{sizes.vocab_size} of the vocabulary."
+        )
+    return LayerInputSpec(
+        vocab_size=vocabulary,
+        width=width,
+        activation=read_activation(config, "hidden_activation", default="gelu_pytorch_tanh"),
+        norm=read_rms_norm(config),
+    )
 
 
 def _layer(layer: LayerSpec, *, double: bool) -> LayerSpec:
@@ -181,7 +206,19 @@ FAMILY = Family(
     model_type="gemma4_text",
     build=build,
     tensors=GEMMA_TENSORS
-    | {"layers.{i}.scale": TensorSource(name="model.layers.{i}.layer_scalar")},
+    | {
+        "layer_embed": TensorSource(name="model.embed_tokens_per_layer.weight"),
+        "layer_projection": TensorSource(name="model.per_layer_model_projection.weight"),
+        "layer_projection_norm": TensorSource(name="model.per_layer_projection_norm.weight"),
+        "layers.{i}.scale": TensorSource(name="model.layers.{i}.layer_scalar"),
+    }
+    | layer_tensors(
+        {
+            "input_gate": "per_layer_input_gate",
+            "input_up": "per_layer_projection",
+            "input_norm": "post_per_layer_input_norm",
+        }
+    ),
     # Checkpoints have what layers that read K and V of others do not use.
     ignored=(*LLAMA_IGNORED, r".*\.self_attn\.[kv]_(proj|norm)\.(weight|bias)"),
     computes=_COMPUTED,

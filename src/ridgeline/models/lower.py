@@ -4,7 +4,8 @@ Canonical weight names: ``embed``, ``positions`` (learned), ``types``, ``embeddi
 ``final_norm``, ``head``, and for layer i ``layers.{i}.`` with
 ``attention_norm``, ``q``, ``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``attention_post_norm``,
 ``attention_residual_norm``, ``mlp_norm``, ``gate``, ``up``, ``down``, ``mlp_post_norm``,
-``mlp_residual_norm``, and ``q_bias`` and so on for biases.
+``mlp_residual_norm``, and ``q_bias`` and so on for biases. Of per-layer embeddings ``layer_embed``,
+``layer_projection``, its norm, and of layer i ``input_gate``, ``input_up`` and ``input_norm``.
 A tied head reads ``embed``. ``scale`` is the layer's, ``sinks`` and ``gate_heads`` are attention's;
 `lower_latent`, `lower_moe` and `lower_states` name the weights of latent attention, experts, and
 what keeps states.
@@ -24,6 +25,8 @@ from ridgeline.core.ops import (
     Head,
     HeadNorm,
     KVWrite,
+    LayerEmbed,
+    LayerInput,
     Norm,
     Op,
     OutProject,
@@ -37,6 +40,7 @@ from ridgeline.core.ops import (
 from ridgeline.core.spec import (
     AttentionSpec,
     GatedDeltaSpec,
+    LayerInputSpec,
     LayerSpec,
     LongRopeScaling,
     Mamba2Spec,
@@ -71,9 +75,13 @@ def lower(spec: ModelSpec) -> tuple[Op, ...]:
         ops.append(_embed(spec, embed))
         if spec.embedding_norm is not None:
             ops.append(_norm("x", "x", "embedding_norm", spec.hidden_size, spec.embedding_norm))
+    if spec.layer_inputs is not None:
+        assert len(spec.layers_here) == len(spec.layers), "what only the first stage computes"
+        ops.append(_layer_embed(spec, spec.layer_inputs))
     for index in spec.layers_here:
         offset = states.offset(index) if states and index in states.layers else 0
-        ops += _Layer(index, group_of.get(index), spec.hidden_size, offset).ops(spec.layers[index])
+        layer = _Layer(index, group_of.get(index), spec.hidden_size, offset)
+        ops += layer.ops(spec.layers[index], spec.layer_inputs)
     if spec.layers_here.stop < len(spec.layers):
         return (*ops, SendHidden(hidden_size=spec.hidden_size))
     if spec.final_norm is not None:
@@ -123,6 +131,16 @@ def _embed(spec: ModelSpec, embed: Weight) -> Embed:
     )
 
 
+def _layer_embed(spec: ModelSpec, inputs: LayerInputSpec) -> LayerEmbed:
+    width = len(spec.layers) * inputs.width
+    return LayerEmbed(
+        table=Weight(name="layer_embed", shape=(inputs.vocab_size, width)),
+        projection=Weight(name="layer_projection", shape=(width, spec.hidden_size)),
+        gain=Weight(name="layer_projection_norm", shape=(inputs.width,)),
+        norm=inputs.norm,
+    )
+
+
 def _norm(src: str, dst: str, name: str, width: int, spec: NormSpec) -> Norm:
     assert spec.gain or not spec.unit_offset
     return Norm(
@@ -161,7 +179,7 @@ class _Layer:
     def __init__(self, index: int, group: int | None, hidden_size: int, offset: int) -> None:
         self.index, self.group, self.hidden_size, self.offset = index, group, hidden_size, offset
 
-    def ops(self, layer: LayerSpec) -> list[Op]:
+    def ops(self, layer: LayerSpec, inputs: LayerInputSpec | None) -> list[Op]:
         _check_scales(layer)
         if layer.parallel:
             assert layer.attention_norm is not None, "parallel branches share their norm"
@@ -188,9 +206,22 @@ class _Layer:
             ops.append(self.norm("x", "x", "attention_residual_norm", spec))
         if layer.mlp is not None:
             ops += self.feed_forward(layer, layer.mlp, src if layer.parallel else "x")
+        if inputs is not None:
+            ops += self.layer_input(inputs)
         if layer.scaled_output:
             ops.append(ScaleHidden(weight=self.weight("scale", 1)))
         return ops
+
+    def layer_input(self, spec: LayerInputSpec) -> list[Op]:
+        """What the layer's own embedding adds."""
+        gate = self.weight("input_gate", spec.width, self.hidden_size)
+        up = self.weight("input_up", self.hidden_size, spec.width)
+        first = self.index * spec.width
+        return [
+            LayerInput(gate=gate, up=up, activation=spec.activation, first=first),
+            self.norm("h", "h", "input_norm", spec.norm),
+            AddResidual(),
+        ]
 
     def feed_forward(self, layer: LayerSpec, mlp: MLPSpec | MoESpec, src: str) -> list[Op]:
         """The second branch, with its norms."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.spec import ModelSpec
 from ridgeline.models import ministral, mistral, qwen2, qwen3, qwen3_moe
 from ridgeline.models.config import ConfigReader, show
@@ -68,7 +68,9 @@ def _text_model(
     def build(config: ConfigReader) -> ModelSpec:
         leave_out_vision(config)
         if "text_config" not in config:
-            (family,) = {id(each): each for each in texts.values()}.values()
+            family, *others = {id(each): each for each in texts.values()}.values()
+            if others:
+                raise CorruptFileError(f"config.json of {model_type} has no text_config.")
             return replace(family.build(config), model_type=model_type)
         text = config.section("text_config")
         text.complete(defaults)

@@ -24,6 +24,8 @@ from ridgeline.core.ops import (
     KVWrite,
     LatentAttend,
     LatentProject,
+    LayerEmbed,
+    LayerInput,
     MoE,
     Norm,
     Op,
@@ -114,6 +116,10 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return {"h": hidden, "shared": hidden}, {"h": hidden}
         case AddResidual():
             return {"x": hidden, "h": hidden}, {"x": hidden}
+        case LayerEmbed():
+            return {"x": hidden}, {"layers": op.projection.shape[0]}
+        case LayerInput():
+            return {"x": hidden, "layers": op.width}, {"h": hidden}
         case ScaleHidden():
             return {"x": hidden}, {"x": hidden}
         case Head():

@@ -41,6 +41,8 @@ from ridgeline.core.ops import (
     KVWrite,
     LatentAttend,
     LatentProject,
+    LayerEmbed,
+    LayerInput,
     MoE,
     Norm,
     Op,
@@ -127,6 +129,10 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return Work(weight_bytes=p.tokens * rows) + p.moved(hidden * len(tables))
         case Norm():
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * hidden)
+        case LayerEmbed():
+            return _layer_embed(op, p)
+        case LayerInput():
+            return p.products(op) + p.moved(2 * hidden + op.width)
         case ScaleHidden():
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * hidden)
         case AddResidual() | AddShared():
@@ -295,6 +301,15 @@ def _held_bytes(model: PricedModel, uses: Iterable[WeightUse]) -> float:
 def _pairs(p: _Pricing, window: int | None) -> float:
     count = p.batch.square_pairs if p.model.dense_attention else p.batch.visible_pairs
     return count(window) / p.model.layout.context
+
+
+def _layer_embed(op: LayerEmbed, p: _Pricing) -> Work:
+    """Of the table a row a token, of the matrix everything."""
+    width, hidden = op.projection.shape
+    held = _held_bytes(p.model, (use for use in weight_uses(op) if not use.role.is_table))
+    rows = p.tokens * p.model.format_of(op.table).num_bytes((width,))
+    work = Work(flops=2.0 * p.tokens * width * hidden, weight_bytes=held + rows)
+    return work + p.moved(hidden + width)
 
 
 def _attend(op: Attend, p: _Pricing) -> Work:

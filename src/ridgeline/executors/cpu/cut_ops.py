@@ -43,6 +43,7 @@ class CutOps:
             for adapter in adapters
         ]
         self._experts_read = 0
+        self._own: dict[str, torch.Tensor] = {}  # what no native op reads, until the next step
 
     def take_experts_read(self) -> int:
         """Experts whose weights were read since the last call, summed over layers and steps."""
@@ -60,10 +61,13 @@ class CutOps:
         for name, shape in _shapes(op, hidden).items():
             width = int(np.prod(shape))
             forward.buffers[name] = native[name][:, :width].view(-1, *shape)
+        forward.buffers |= self._own
         before = dict(forward.buffers)
         forward.step(op)
         for name, rows in forward.buffers.items():
-            if rows is not before.get(name):
+            if name not in native:
+                self._own[name] = rows
+            elif rows is not before.get(name):
                 flat = rows.flatten(1)
                 native[name][:, : flat.shape[1]] = flat
         self._experts_read += forward.experts_read

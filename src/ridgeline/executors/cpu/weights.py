@@ -120,8 +120,8 @@ def pack_weights(
     """Pack every weight of a model, one matrix after the other.
 
     At most one of them is there beside what is packed: of a stack, one expert's. Those of ``cuts``
-    are kept as they are, too. With a folder the packed ones lie in a file there, without a name,
-    and may be larger than memory.
+    are kept as they are, too; a table that only these read is not packed. With a folder the packed
+    ones lie in a file there, without a name, and may be larger than memory.
 
     Weights that are quantized already keep their codes and scales where the kernels have a layout
     for them; the others are expanded to the model's type, which the log says once. Of plain ones,
@@ -159,6 +159,8 @@ class _Packing:
     ) -> None:
         self.packed = PackedWeights()
         self._kept = {weight.name for op in cuts for weight in op_weights(op)}
+        native = (op for op in model.ops if op not in cuts)
+        self._native = {weight.name for op in native for weight in op_weights(op)}
         self._pool, self._model, self._roles = pool, model, packed_roles(model.ops)
         self._shapes = weight_shapes(model.ops)
         self._allocate = allocate
@@ -172,6 +174,8 @@ class _Packing:
         role, dtype = self._roles.get(name), self._model.dtype
         if name in self._kept:
             self._keep(name, index, expanded(weight, dtype))
+            if role is Role.TABLE and name not in self._native:
+                return
         if role is None:
             vector = _vector(expanded(weight, dtype))
             if index is None:
@@ -205,7 +209,9 @@ class _Packing:
             )
 
     def _keep(self, name: str, index: int | None, values: Array) -> None:
-        if index is None:
+        if self._roles.get(name) is Role.TABLE:  # of which a token reads one row
+            self.packed.kept[name] = values
+        elif index is None:
             self.packed.kept[name] = cast(values, "float32")
         else:
             empty = np.empty(self._shapes[name], dtype=np.float32)

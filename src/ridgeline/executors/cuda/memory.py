@@ -76,6 +76,10 @@ def _op_width(op: ops.Op) -> int:
             return 0
         case ops.Embed() | ops.Norm() | ops.AddShared() | ops.AddResidual() | ops.Head():
             return 0  # hidden states, which are counted already, and logits
+        case ops.LayerEmbed():
+            return 3 * op.projection.shape[0]
+        case ops.LayerInput():
+            return 2 * op.width
         case ops.ScaleHidden() | ops.SendHidden() | ops.ReceiveHidden():
             return 0
         case ops.GateHeads():

@@ -301,6 +301,16 @@ class CallList:
                     b[op.dst] = rows if op.scale == 1.0 else rows * op.scale
 
                 return norm
+            case ops.LayerEmbed():
+                return self._layer_embed(op)
+            case ops.LayerInput():
+                gate, up = self._linear([op.gate], None), self._linear([op.up], None)
+
+                def layer_input(b: Buffers, at: PassInput) -> None:
+                    own = b["layers"][:, op.first : op.first + op.width]
+                    b["h"] = up(reference.gated(gate(b["x"], at), own, op.activation), at)
+
+                return layer_input
             case ops.ScaleHidden():
                 scale = self._tensor(op.weight)
                 assert scale is not None
@@ -362,6 +372,23 @@ class CallList:
             b["x"] = rows if op.scale == 1.0 else rows * scale
             if positions is not None:
                 b["x"] = b["x"] + functional.embedding(at.positions_T, positions)
+
+        return call
+
+    def _layer_embed(self, op: ops.LayerEmbed) -> Call:
+        table, gain = self._tensor(op.table), self._tensor(op.gain)
+        assert table is not None
+        assert gain is not None
+        product = self._linear([op.projection], None)
+
+        def call(b: Buffers, at: PassInput) -> None:
+            b["layers"] = reference.mix_layer_inputs(
+                product(b["x"], at),
+                functional.embedding(at.token_ids_T, table),
+                gain,
+                op.norm,
+                hidden_size=b["x"].shape[1],
+            )
 
         return call
 

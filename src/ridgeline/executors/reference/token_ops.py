@@ -147,6 +147,19 @@ class TokenOps:
                 buffers["x"] = as_tensor(found)
             case ops.AddResidual():
                 buffers["x"] = buffers["x"] + buffers["h"] * op.scale
+            case ops.LayerEmbed():
+                buffers["layers"] = kernels.mix_layer_inputs(
+                    self._linear(buffers["x"], op.projection, None),
+                    functional.embedding(tokens.ids_T, self._weight(op.table)),
+                    self._weight(op.gain),
+                    op.norm,
+                    hidden_size=buffers["x"].shape[1],
+                )
+            case ops.LayerInput():
+                gate = self._linear(buffers["x"], op.gate, None)
+                own = buffers["layers"][:, op.first : op.first + op.width]
+                gated = kernels.gated(gate, own, op.activation)
+                buffers["h"] = self._linear(gated, op.up, None)
             case ops.ScaleHidden():
                 buffers["x"] = buffers["x"] * self._weight(op.weight)
             case _:

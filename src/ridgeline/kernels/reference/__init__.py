@@ -18,6 +18,7 @@ from ridgeline.kernels.reference.latent_attention import (
     attend_absorbed,
     attend_plain,
 )
+from ridgeline.kernels.reference.layer_inputs import mix_layer_inputs
 from ridgeline.kernels.reference.moe import route, run_experts
 from ridgeline.kernels.reference.norm import normalise, normalise_heads
 from ridgeline.kernels.reference.rope import rope_tables, rotate
@@ -36,6 +37,7 @@ __all__ = [
     "gated",
     "gated_delta",
     "grow_queries",
+    "mix_layer_inputs",
     "normalise",
     "normalise_heads",
     "rope_tables",
