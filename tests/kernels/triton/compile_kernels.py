@@ -194,25 +194,33 @@ def step():
         kernels.end_step(sources, positions, inputs[24:], rows.slots_T, slots, log, padding=8)
 
 
-def draw():
-    global case
-    case = "8 rows of logits"
-
+def sampling_rows(count):
     def column(dtype):
-        return zeros(8, dtype=dtype)
+        return zeros(count, dtype=dtype)
 
-    rows = kernels.SamplingRows(
+    return kernels.SamplingRows(
         slots_N=column(torch.int64), position_N=column(torch.int32),
         temperature_R=column(torch.float64), seed_R=column(torch.int64),
         sample_index_R=column(torch.int32), top_k_R=column(torch.int32),
         top_p_R=column(torch.float64), min_p_R=column(torch.float64),
     )  # fmt: skip
-    logits, tokens = zeros(8, 128256, dtype=torch.float32), column(torch.int32)
-    masks, workspace = zeros(8, 4008, dtype=torch.int32), kernels.SampleWorkspace(8, "cpu")
-    kernels.sample(logits, rows, tokens, workspace=workspace, truncate=True, masks_NW=masks)
-    kernels.sample(logits, rows, tokens, workspace=workspace, truncate=False)
-    for truncate in (True, False):
-        kernels.sample(logits.bfloat16(), rows, tokens, workspace=workspace, truncate=truncate)
+
+
+def draw():
+    """Few rows, whose parts are short, and many."""
+    global case
+    masks = zeros(256, 4008, dtype=torch.int32)
+    for count in (8, 256):
+        case = f"{count} rows of logits"
+        rows = sampling_rows(count)
+        tokens, workspace = rows.position_N, kernels.SampleWorkspace(count, "cpu")
+        logits = zeros(count, 128256)
+        for truncate in (True, False):
+            kernels.sample(logits, rows, tokens, workspace=workspace, truncate=truncate)
+        if count == 8:
+            options = {"workspace": workspace, "masks_NW": masks[:8]}
+            kernels.sample(logits.float(), rows, tokens, truncate=True, **options)
+            kernels.sample(logits.float(), rows, tokens, truncate=False, workspace=workspace)
 
 
 def adjust():
@@ -265,15 +273,14 @@ def matrices(rows, columns):
 def products():
     global case
     # As long as the rows of an 8B model, so that sums are split as they are there.
-    norm = kernels.FoldedNorm(weight_I=zeros(4096), eps=1e-5)
     for matrix in matrices(1024, 4096):
         multiply(matrix)
-        for tokens in (16, kernels.MOST_NORMED):
-            multiply(matrix, tokens, norm=norm, activation=spec.Activation.SILU)
+        for tokens in (16, 32):
+            multiply(matrix, tokens, activation=spec.Activation.SILU)
         multiply(matrix, 64, activation=spec.Activation.SILU)
         # With as many rows as gate and up, or a head, sums are not split.
         unsplit = replace(linear.guess(matrix, 1, 14_336, zeros(1, 4096)), splits=1)
-        multiply(matrix, norm=norm, activation=spec.Activation.SILU, config=unsplit)
+        multiply(matrix, activation=spec.Activation.SILU, config=unsplit)
         if matrix.format is not kernels.Format.PLAIN:
             multiply(matrix, 128, activation=spec.Activation.SILU)
             multiply(matrix, dtype=FP16)
@@ -284,13 +291,12 @@ def products():
 
 def largest_products():
     """Those whose tiles take the most of shared memory, and what they are where it is short."""
-    norm = kernels.FoldedNorm(weight_I=zeros(4096), eps=1e-5)
     for matrix in matrices(1024, 4096):
         if matrix.format is kernels.Format.FP8 and TARGET.arch < 89:
             continue
         unsplit = replace(linear.guess(matrix, 1, 512, zeros(1, 4096)), splits=1)
-        multiply(matrix, norm=norm, activation=spec.Activation.SILU, config=unsplit)
-        multiply(matrix, kernels.MOST_NORMED, norm=norm, activation=spec.Activation.SILU)
+        multiply(matrix, activation=spec.Activation.SILU, config=unsplit)
+        multiply(matrix, 32, activation=spec.Activation.SILU)
         multiply(matrix, 64, activation=spec.Activation.SILU)
         if matrix.format is not kernels.Format.PLAIN:
             multiply(matrix, 128, activation=spec.Activation.SILU)

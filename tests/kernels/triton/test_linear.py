@@ -12,12 +12,11 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 from ridgeline.core.formats import number_format
-from ridgeline.core.spec import Activation, ClampedSwiGLU, NormKind, NormSpec
+from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels import reference
 from ridgeline.kernels.tensors import as_array, as_tensor
 from ridgeline.kernels.triton import (
     DeviceMatrix,
-    FoldedNorm,
     Format,
     LinearConfig,
     Workspace,
@@ -192,20 +191,18 @@ def test_the_order_of_int4_codes(unit):
 
 @pytest.mark.parametrize("name", ["plain", "int4-g32", "int8"])
 @pytest.mark.parametrize("splits", [1, 2])
-def test_norm_gate_and_residual_in_one_kernel(name, splits):
+def test_gate_and_residual_in_one_kernel(name, splits):
     packed, exact = matrices(80, torch.float32)[name]
-    x, gain = random(2, COLUMNS) * 3, random(COLUMNS, seed=2)
+    x = random(2, COLUMNS)
     residual, bias = random(2, 40, seed=4), random(80, seed=5)
-    spec = NormSpec(kind=NormKind.RMS, eps=1e-5, unit_offset=True)
-    normed = reference.normalise(x.double(), gain.double(), spec).cpu()
-    both = functional.linear(normed, exact_values(packed, exact), bias.double().cpu())
+    both = functional.linear(x.double().cpu(), exact_values(packed, exact), bias.double().cpu())
     act = reference.gated(both[:, :40], both[:, 40:], Activation.SILU)
     expected = residual.double().cpu() + 0.25 * act
     workspace = Workspace(DEVICE)
     linear(
         x, packed, residual, workspace=workspace, bias_O=bias, residual_TO=residual,
-        residual_scale=0.25, norm=FoldedNorm(weight_I=gain, eps=1e-5, unit_offset=True),
-        activation=Activation.SILU, config=LinearConfig(32, 128, splits, 4, 2),
+        residual_scale=0.25, activation=Activation.SILU,
+        config=LinearConfig(32, 128, splits, 4, 2),
     )  # fmt: skip
     assert_near(residual, expected, torch.float32)
 

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from tests.kernels.triton.device import DEVICE
+import triton
+import triton.language as tl
+from tests.kernels.triton.device import DEVICE, random
 
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, NothingToSampleError
 from ridgeline.decoding import sample as reference_sample
 from ridgeline.kernels.tensors import as_array
-from ridgeline.kernels.triton import SampleWorkspace, SamplingRows, sample
+from ridgeline.kernels.triton import SampleWorkspace, SamplingRows, draw_kernels, sample, sampling
 
 VOCAB = 2503
 SETTINGS = [
@@ -70,8 +72,13 @@ def expected_draw(logits_V, params, *, seed, index, position, allowed=None, know
     ("spread", "rounded"),
     [pytest.param(0.5, False, marks=pytest.mark.slow), (3.0, True), (12.0, False)],
 )
-def test_draws_are_those_of_the_sampling_functions(spread, rounded):
-    """``rounded``: logits from few values, so that many are equal."""
+@pytest.mark.parametrize("filtered", [False, True])
+def test_draws_are_those_of_the_sampling_functions(spread, rounded, filtered, monkeypatch):
+    """``rounded``: logits from few values, so that many are equal. ``filtered``: a program has
+    several blocks of a row, and passes over what cannot be the best."""
+    if filtered:
+        monkeypatch.setattr(sampling, "_PROGRAMS_EACH", 1)
+        monkeypatch.setattr(sampling, "_FILTERED_BLOCKS", 1)
     rng = np.random.default_rng(7)
     params = [SamplingParams(**settings) for settings in SETTINGS]
     count = len(params)
@@ -97,6 +104,27 @@ def test_draws_are_those_of_the_sampling_functions(spread, rounded):
         expected_draw(logits[row], params[row], seed=seeds[row], index=row, position=positions[row])
         for row in range(4)
     ]
+
+
+@triton.jit
+def _score(logits, bits, temperatures, rough, exact, BLOCK: tl.constexpr):
+    temperature = tl.load(temperatures)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x, words = tl.load(logits + at), tl.load(bits + at)
+    tl.store(rough + at, draw_kernels._nearly(x, temperature, words))
+    tl.store(exact + at, x.to(tl.float64) / temperature + draw_kernels._noise(words))
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 0.3, 1.0, 40.0])
+def test_rough_scores_are_within_their_bound(temperature):
+    ends = torch.arange(1 << 15)
+    bits = torch.cat([ends, (1 << 23) - 1 - ends, (random(1 << 16).cpu().abs() * (1 << 21)).long()])
+    bits = bits.clamp(0, (1 << 23) - 1).int().to(DEVICE)
+    x = random(len(bits), seed=1) * 20
+    rough, exact = torch.empty_like(x), x.double()
+    temperatures = torch.tensor([temperature], dtype=torch.float64, device=DEVICE)
+    _score[(len(bits) // 1024,)](x, bits, temperatures, rough, exact, BLOCK=1024)
+    assert ((rough - exact).abs() <= 1e-4 + 1e-6 * exact.abs()).all()
 
 
 FEW = [

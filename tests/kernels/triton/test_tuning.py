@@ -7,7 +7,6 @@ from tests.kernels.triton.device import DEVICE, assert_near, random
 from ridgeline.core.spec import Activation
 from ridgeline.kernels.triton import (
     NUM_AXES,
-    FoldedNorm,
     LinearCall,
     LinearConfigs,
     LinearUse,
@@ -27,12 +26,11 @@ FORMATS = {
 }
 
 
-def use_of(name, *, tokens, gated=False, normed=False, residual=False, rows=64, columns=256):
+def use_of(name, *, tokens, gated=False, residual=False, rows=64, columns=256):
     weight = random(rows, columns, seed=3, scale=0.1)
     call = LinearCall(
         matrix=FORMATS[name](weight).to(DEVICE),
         bias_O=None,
-        norm=FoldedNorm(weight_I=random(columns, seed=4), eps=1e-5) if normed else None,
         activation=Activation.SILU if gated else None,
         has_residual=residual,
     )
@@ -44,7 +42,7 @@ def use_of(name, *, tokens, gated=False, normed=False, residual=False, rows=64, 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     "settings",
-    [{"tokens": 3, "gated": True, "normed": True}, {"tokens": 20, "residual": True}],
+    [{"tokens": 3, "gated": True}, {"tokens": 20, "residual": True}],
     ids=["gated", "residual"],
 )
 def test_every_configuration_computes_the_same(name, settings):

@@ -112,12 +112,11 @@ class Kernels(Protocol):
         matrix: DeviceMatrix,
         *,
         bias_O: torch.Tensor | None = None,
-        norm: Gain | None = None,
         activation: AnyActivation | None = None,
         residual_TO: torch.Tensor | None = None,
         residual_scale: float = 1.0,
     ) -> torch.Tensor:
-        """``residual + scale · act(norm(x) Wᵀ + bias)``, all but the product optional.
+        """``residual + scale · act(x Wᵀ + bias)``, all but the product optional.
 
         With an activation the matrix has the rows of a gate and then of ``up``, and the result
         half their number: act(gate) · up. The residual may be written over with the result.

@@ -1,8 +1,8 @@
 """From a model's ops to a list of calls on the device.
 
-Ops that follow each other are joined as they are lowered: a norm goes into the product that reads
-it, a residual into the product that makes its branch, norms of heads, rotation and the write to
-the KV cache into one call; matrices with the same input are stacked. A layer of Llama is six calls.
+Ops that follow each other are joined as they are lowered: a residual goes into the product that
+makes its branch, norms of heads, rotation and the write to the KV cache into one call; matrices
+with the same input are stacked. A layer of Llama is eight calls.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.errors import EngineError
-from ridgeline.core.spec import NormKind, NormScope, RopeSpec
+from ridgeline.core.spec import NormScope, RopeSpec
 from ridgeline.executors.cuda.attention import ModelAttention
 from ridgeline.executors.cuda.inputs import PassInput
 from ridgeline.executors.cuda.kernels import AttendSpec, Experts, Gain, Kernels
@@ -26,7 +26,6 @@ from ridgeline.kernels.tensors import torch_dtype
 
 Buffers = dict[str, torch.Tensor]
 Call = Callable[[Buffers, PassInput], None]
-_FOLDABLE = ops.QKVProject | ops.MLP
 
 
 class LowRank(NamedTuple):
@@ -118,11 +117,8 @@ class CallList:
             op, follows = body[index], body[index + 1 :]
             taken = 1
             match op:
-                case ops.Norm() if self._folds(op, follows):
-                    call, taken = self._product(follows[0], follows[1:], self._gain(op))
-                    taken += 1
                 case ops.QKVProject() | ops.MLP() | ops.OutProject():
-                    call, taken = self._product(op, follows, None)
+                    call, taken = self._product(op, follows)
                 case ops.HeadNorm() | ops.Rope() | ops.KVWrite():
                     call, taken = self._rotate_and_write(body[index:])
                 case _:
@@ -132,37 +128,21 @@ class CallList:
             index += taken
         self._calls, self._places = tuple(calls), tuple(places)
 
-    def _folds(self, norm: ops.Norm, follows: Sequence[ops.Op]) -> bool:
-        """Whether the norm's only reader is the product right behind it."""
-        return (
-            not self._adapters
-            and norm.spec.kind is NormKind.RMS
-            and norm.bias is None
-            and norm.scale == 1.0
-            and norm.weight is not None
-            and norm.dst == "h"
-            and bool(follows)
-            and isinstance(follows[0], _FOLDABLE)
-            and follows[0].src == "h"
-        )
-
-    def _product(
-        self, op: ops.Op, follows: Sequence[ops.Op], norm: Gain | None
-    ) -> tuple[Call, int]:
+    def _product(self, op: ops.Op, follows: Sequence[ops.Op]) -> tuple[Call, int]:
         """A call for the op, and how many ops it stands for."""
         residual = None
         if not self._adapters and follows and isinstance(follows[0], ops.AddResidual):
             residual = follows[0].scale
         match op:
             case ops.QKVProject():
-                return self._qkv(op, norm), 1
+                return self._qkv(op), 1
             case ops.MLP():
-                return self._mlp(op, norm, residual), 1 if residual is None else 2
+                return self._mlp(op, residual), 1 if residual is None else 2
             case ops.OutProject():
                 return self._out(op, residual), 1 if residual is None else 2
         raise AssertionError(op)
 
-    def _qkv(self, op: ops.QKVProject, norm: Gain | None) -> Call:
+    def _qkv(self, op: ops.QKVProject) -> Call:
         parts = (
             (op.query, "q", op.num_heads),
             (op.key, "k", op.num_kv_heads),
@@ -170,10 +150,9 @@ class CallList:
         )
         product = self._linear([weight for weight, _, _ in parts if weight], op.query_bias)
         widths = [heads * op.head_dim if weight else 0 for weight, _, heads in parts]
-        source = "x" if norm is not None else op.src
 
         def call(b: Buffers, at: PassInput) -> None:
-            out = product(b[source], at, norm=norm)
+            out = product(b[op.src], at)
             if op.clip is not None:
                 out = out.clamp(-op.clip, op.clip)
             rows = torch.split(out, widths, dim=-1)
@@ -192,18 +171,17 @@ class CallList:
 
         return call
 
-    def _mlp(self, op: ops.MLP, norm: Gain | None, residual: float | None) -> Call:
+    def _mlp(self, op: ops.MLP, residual: float | None) -> Call:
         up = [op.up] if op.gate is None else [op.gate, op.up]
         first = self._linear(up, op.up_bias if op.gate is None else op.gate_bias)
         down = self._linear([op.down], op.down_bias)
-        source = "x" if norm is not None else op.src
         joined = op.gate is not None and not self._adapters
 
         def call(b: Buffers, at: PassInput) -> None:
             if joined:
-                inner = first(b[source], at, norm=norm, activation=op.activation)
+                inner = first(b[op.src], at, activation=op.activation)
             else:
-                out = first(b[source], at, norm=norm)
+                out = first(b[op.src], at)
                 gate, values = (None, out) if op.gate is None else out.chunk(2, dim=-1)
                 inner = self._kernels.activate(values, op.activation, gate)
             self._branch(b, down, inner, at, residual)

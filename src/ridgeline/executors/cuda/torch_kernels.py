@@ -85,13 +85,10 @@ class TorchKernels:
         matrix: DeviceMatrix,
         *,
         bias_O: torch.Tensor | None = None,
-        norm: Gain | None = None,
         activation: AnyActivation | None = None,
         residual_TO: torch.Tensor | None = None,
         residual_scale: float = 1.0,
     ) -> torch.Tensor:
-        if norm is not None:
-            x_TI = self.normalise(x_TI, norm)
         out = functional.linear(x_TI, unpacked(matrix, x_TI.dtype), bias_O)
         if activation is not None:
             gate, up = out.chunk(2, dim=-1)

@@ -1,7 +1,6 @@
 """The ops by `ridgeline.kernels.triton`, and by cuBLAS where the batch is large."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import product
 
 import torch
 
@@ -59,14 +58,14 @@ class TritonKernels:
     ) -> Hashable:
         """What the kernels of products with so many tokens are compiled for."""
         x = torch.empty(num_tokens, 0, dtype=dtype, device=self._device)
-        plans: list[Hashable] = [num_tokens <= kernels.MOST_NORMED]
+        plans: list[Hashable] = []
         for matrix in matrices:
             if num_tokens > self._small_batch(matrix, dtype):
                 plans.append(None)
                 continue
-            for gated, normed in product((False, True), repeat=2):
+            for gated in (False, True):
                 width = matrix.shape[-2] // (2 if gated else 1)
-                config = self.linear_configs.found(x, matrix, gated=gated, normed=normed)
+                config = self.linear_configs.found(x, matrix, gated=gated)
                 plans.append(kernels.plan_of(x, matrix, width, self._workspace, config))
         return tuple(plans)
 
@@ -113,14 +112,10 @@ class TritonKernels:
         matrix: DeviceMatrix,
         *,
         bias_O: torch.Tensor | None = None,
-        norm: Gain | None = None,
         activation: AnyActivation | None = None,
         residual_TO: torch.Tensor | None = None,
         residual_scale: float = 1.0,
     ) -> torch.Tensor:
-        folds = x_TI.dtype != torch.float16
-        if norm is not None and not (folds and len(x_TI) <= kernels.MOST_NORMED):
-            x_TI, norm = self.normalise(x_TI, norm), None
         if len(x_TI) > self._small_batch(matrix, x_TI.dtype):
             out = self._large(x_TI, matrix, bias_O)
             if activation is not None:
@@ -131,16 +126,9 @@ class TritonKernels:
             return residual_TO.add_(out, alpha=residual_scale)
         width = matrix.shape[-2] // (1 if activation is None else 2)
         out = x_TI.new_empty(len(x_TI), width) if residual_TO is None else residual_TO
-        folded = None
-        if norm is not None:
-            assert norm.weight is not None
-            folded = kernels.FoldedNorm(
-                weight_I=norm.weight, eps=norm.spec.eps, unit_offset=norm.spec.unit_offset
-            )
         call = kernels.LinearCall(
             matrix=matrix,
             bias_O=bias_O,
-            norm=folded,
             activation=activation,
             has_residual=residual_TO is not None,
         )
@@ -153,7 +141,6 @@ class TritonKernels:
             bias_O=bias_O,
             residual_TO=residual_TO,
             residual_scale=residual_scale,
-            norm=folded,
             activation=activation,
         )
         return out

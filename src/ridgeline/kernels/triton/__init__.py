@@ -42,9 +42,7 @@ from ridgeline.kernels.triton.library import (  # noqa: E402
     scaled_matmul,
 )
 from ridgeline.kernels.triton.linear import (  # noqa: E402
-    MOST_NORMED,
     SMALL_BATCH,
-    FoldedNorm,
     LinearConfig,
     linear,
     plan_of,
@@ -90,14 +88,12 @@ correct_interpreter()
 __all__ = [
     "IN_PROMPT",
     "MAX_TREE_DRAFTS",
-    "MOST_NORMED",
     "NUM_AXES",
     "SMALL_BATCH",
     "AdjustmentTables",
     "AttentionBatch",
     "DeviceMatrix",
     "ExpertOrder",
-    "FoldedNorm",
     "Format",
     "KVTensors",
     "LinearCall",

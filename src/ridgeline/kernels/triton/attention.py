@@ -17,7 +17,7 @@ MAX_TREE_DRAFTS = 64
 _PROGRAMS_EACH = 3  # of decode, that are on a multiprocessor at once
 _CODE_PROGRAMS_EACH = 2  # the same with KV in codes, which takes more registers
 _MERGED_FLOATS = 2048  # of one split at once
-_SPLIT_TOKENS = 128
+_SPLIT_TOKENS = 64
 _LARGE_BYTES = 128 << 10  # of shared memory: with less, programs have fewer rows of wide heads
 _OTHER_BYTES = 67 << 10  # of shared memory that is not for tiles of K and V on their way
 

@@ -8,7 +8,12 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.triton.packing import DeviceMatrix, Format
-from ridgeline.kernels.triton.weight_tiles import INT4, expand_codes, load_codes
+from ridgeline.kernels.triton.weight_tiles import (
+    INT4,
+    expand_codes,
+    load_codes,
+    load_groups,
+)
 
 
 def matmul(
@@ -129,27 +134,21 @@ def _dequantize(
     BLOCK_O: tl.constexpr,
 ):
     PER_CODE: tl.constexpr = 8 if FORMAT == INT4 else 1
-    SEVERAL: tl.constexpr = (FORMAT == INT4) and ((GROUP > 0) and (GROUP < STEP))
-    PARTS: tl.constexpr = STEP // GROUP if SEVERAL else 1
-    WIDTH: tl.constexpr = STEP // PARTS
     rows = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     valid = rows < num_outputs
     column = tl.program_id(1) * STEP
-    inner = tl.arange(0, WIDTH)
     tile = load_codes(
         codes + rows.to(tl.int64) * code_stride, valid,
         column // PER_CODE + tl.arange(0, STEP // PER_CODE), num_columns // PER_CODE, FORMAT, False,
     )  # fmt: skip
-    zeros_O = rows
-    for part in tl.static_range(PARTS):
-        group = rows
-        if GROUP > 0:
-            group = (column + part * WIDTH) // GROUP * scale_stride + rows
-        if HAS_ZEROS:
-            zeros_O = tl.load(zeros + group, mask=valid, other=0)
-        scale = tl.load(scales + group, mask=valid, other=0.0).to(tl.float32)
-        at = column + part * WIDTH + inner
-        values = expand_codes(tile, zeros_O, part, PARTS, FORMAT, HAS_ZEROS, tl.float32)
-        target = out + rows.to(tl.int64)[:, None] * out_stride + at[None, :]
-        inside = valid[:, None] & (at < num_columns)[None, :]
-        tl.store(target, (values * scale[:, None]).to(out.dtype.element_ty), mask=inside)
+    # A whole row is a group that is longer than any.
+    EACH: tl.constexpr = GROUP if GROUP > 0 else 1 << 30
+    scales_OK = load_groups(scales, rows, valid, column, num_columns, scale_stride, EACH, STEP)
+    zeros_OK = rows[:, None]
+    if HAS_ZEROS:
+        zeros_OK = load_groups(zeros, rows, valid, column, num_columns, scale_stride, EACH, STEP)
+    values = expand_codes(tile, zeros_OK, FORMAT, HAS_ZEROS, tl.float32) * scales_OK.to(tl.float32)
+    at = column + tl.arange(0, STEP)
+    target = out + rows.to(tl.int64)[:, None] * out_stride + at[None, :]
+    inside = valid[:, None] & (at < num_columns)[None, :]
+    tl.store(target, values.to(out.dtype.element_ty), mask=inside)

@@ -19,25 +19,11 @@ from ridgeline.kernels.triton.linear_kernel import linear_kernel
 from ridgeline.kernels.triton.packing import DeviceMatrix, Format
 from ridgeline.kernels.triton.workspace import Workspace
 
-MOST_NORMED = 32  # tokens up to which a norm is folded: beyond, registers do not suffice
 SMALL_BATCH = 64  # tokens up to which a product is bound by reading weights
 LARGE_BLOCK = 128
 _MOST_EXPANDED = 256  # tokens up to which weights are expanded within `linear`
 MOST_SPLITS = 8
 _SHORT_STEP = 64  # columns
-_PROGRAMS_EACH = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldedNorm:
-    """RMSNorm of the inputs: its gain multiplies them, its factor the outputs.
-
-    So it needs no pass of its own. Not for float16, in which inputs times gains may overflow.
-    """
-
-    weight_I: torch.Tensor
-    eps: float
-    unit_offset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +46,10 @@ def linear(
     bias_O: torch.Tensor | None = None,
     residual_TO: torch.Tensor | None = None,
     residual_scale: float = 1.0,
-    norm: FoldedNorm | None = None,
     activation: Activation | ClampedSwiGLU | None = None,
     config: LinearConfig | None = None,
 ) -> None:
-    """out = residual + residual_scale · act(norm(x) · Wᵀ + bias), all in one kernel.
+    """out = residual + residual_scale · act(x · Wᵀ + bias), all in one kernel.
 
     An activation is a gated one: W has the gate's rows and then the other branch's, and ``out``
     half as many columns. ``out`` may be ``residual_TO``. Without ``config`` a guess is taken.
@@ -74,7 +59,7 @@ def linear(
     """
     rows = matrix.shape[0]
     gated_pair = activation is not None
-    _check(x_TI, matrix, out_TO, rows // 2 if gated_pair else rows, norm)
+    _check(x_TI, matrix, out_TO, rows // 2 if gated_pair else rows)
     num_tokens = len(x_TI)
     plan = plan_of(x_TI, matrix, out_TO.shape[1], workspace, config)
     blocks = (-(-out_TO.shape[1] // plan.config.block_o), -(-num_tokens // plan.block_t))
@@ -90,7 +75,6 @@ def linear(
         gated_pair=gated_pair,
         residual=residual_TO,
         residual_scale=residual_scale,
-        norm=norm,
         workspace=workspace,
     )
 
@@ -116,7 +100,7 @@ def plan_of(
     chosen = config or guess(matrix, num_tokens, num_outputs, x_TI)
     block_t = _block_tokens(matrix, num_tokens, x_TI)
     reductions = -(-num_outputs // chosen.block_o) * -(-num_tokens // block_t)
-    floats_each = 2 * chosen.block_o * block_t + block_t
+    floats_each = 2 * chosen.block_o * block_t
     splits = workspace.most_splits(chosen.splits, reductions=reductions, floats_each=floats_each)
     each = -(-columns // (splits * chosen.block_k)) * chosen.block_k
     return LinearPlan(chosen, block_t, min(splits, -(-columns // each)), each)
@@ -149,23 +133,29 @@ def guess(
         block_o = 128 if branches == 1 or from_shared else 64
         config = LinearConfig(block_o, block_k, 1 << (splits.bit_length() - 1), 8, 3)
         return _fitted(config, matrix, branches, block_t, x)
-    block_k = 64 if precise else (128 if matrix.format is Format.PLAIN else 256)
-    block_k = min(block_k, next_power_of_2(columns))
-    unit = matrix.unit or matrix.group
-    if unit:
-        block_k = max(unit, block_k)
+    tile = _small_tile(matrix, block_t, precise)
+    block_k = max(matrix.unit or matrix.group, min(tile.block_k, next_power_of_2(columns)))
     tiles = -(-num_outputs // 64) * -(-num_tokens // 64)
-    wanted = num_multiprocessors(x.device) * _PROGRAMS_EACH // tiles
+    each = 2 if matrix.format is Format.PLAIN else 3  # programs of a multiprocessor
+    wanted = num_multiprocessors(x.device) * each // tiles
     most = max(1, columns // (4 * block_k))
     splits = max(1, min(wanted, most, MOST_SPLITS))
-    config = LinearConfig(
-        block_o=64,
-        block_k=block_k,
-        splits=1 << (splits.bit_length() - 1),
-        num_warps=4,
-        num_stages=2 if precise else 4,
-    )
+    config = replace(tile, block_k=block_k, splits=1 << (splits.bit_length() - 1))
     return _fitted(config, matrix, branches, block_t, x)
+
+
+def _small_tile(matrix: DeviceMatrix, block_t: int, precise: bool) -> LinearConfig:
+    """What was fastest on an H100 with the matrices of an 8B model."""
+    if precise:
+        return LinearConfig(64, 64, 1, 4, 2)
+    match matrix.format:
+        case Format.PLAIN:
+            return LinearConfig(64, 128, 1, 4, 4)
+        case Format.INT4:
+            return LinearConfig(64, 256 if block_t <= 16 else 128, 1, 4, 3)
+        case _ if block_t <= 32:
+            return LinearConfig(32, 128, 1, 2, 3)
+    return LinearConfig(64, 64, 1, 4, 3)
 
 
 def _fitted(
@@ -199,8 +189,8 @@ def _smaller(config: LinearConfig, least_k: int) -> Iterator[LinearConfig]:
 def _shared_bytes(
     config: LinearConfig, matrix: DeviceMatrix, branches: int, block_t: int, x: torch.Tensor
 ) -> int:
-    """What the compiler lays out for steps on their way: tiles of weights, of scales and of inputs,
-    and gains where a norm may be folded. Operands that tensor cores read in place are kept a step
+    """What the compiler lays out for steps on their way: tiles of weights, of scales and of inputs.
+    Operands that tensor cores read in place are kept a step
     longer."""
     row_bytes = matrix.codes.shape[-1] * matrix.codes.element_size()
     weights = branches * config.block_o * row_bytes * config.block_k // matrix.shape[-1]
@@ -209,11 +199,10 @@ def _shared_bytes(
         groups = config.block_k // matrix.group
         scales = branches * config.block_o * groups * matrix.scales.element_size()
     inputs = block_t * config.block_k * x.element_size()
-    gains = config.block_k * x.element_size() if block_t <= MOST_NORMED else 0
     kept = config.num_stages - 1
     kept_longer = kept + device_limits(x.device).multiplies_from_shared
     kept_weights = kept_longer if matrix.format is Format.PLAIN else kept
-    return kept_weights * weights + kept_longer * inputs + kept * (gains + scales)
+    return kept_weights * weights + kept_longer * inputs + kept * scales
 
 
 def small_batch(matrix: DeviceMatrix, dtype: torch.dtype) -> int:
@@ -242,7 +231,6 @@ def launch(
     gated_pair: bool,
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
-    norm: FoldedNorm | None = None,
     workspace: Workspace | None = None,
     pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     pairs_per_row: int = 1,
@@ -254,9 +242,8 @@ def launch(
     codes, scales, zeros = matrix.codes, matrix.scales, matrix.zeros
     kind, alpha, limit = (-1, 0.0, 0.0) if activation is None else kind_of(activation)
     columns = matrix.shape[-1]
-    # The squares of a step's inputs are kept in registers, as are its weights.
-    is_short = norm is not None or block_t >= SMALL_BATCH
-    most_columns = _SHORT_STEP if is_short else config.block_k
+    # Inputs and weights of a step are kept in registers.
+    most_columns = _SHORT_STEP if block_t >= SMALL_BATCH else config.block_k
     sorted_pairs, experts, count = pairs or (unused, unused, unused)
     linear_kernel[grid](
         x,
@@ -266,7 +253,6 @@ def launch(
         out,
         unused if bias is None else bias,
         unused if residual is None else residual,
-        unused if norm is None else norm.weight_I,
         sorted_pairs,
         unused if pair_weights is None else pair_weights,
         experts,
@@ -287,22 +273,17 @@ def launch(
         scales.stride(0) if scales is not None and scales.ndim == 3 else 0,
         bias.stride(0) if bias is not None and bias.ndim == 2 else 0,
         residual_scale,
-        0.0 if norm is None else norm.eps,
         alpha,
         limit,
         FORMAT=int(matrix.format),
         GROUP=matrix.group,
         HAS_ZEROS=zeros is not None,
-        # Fewer operations (one does for two 16-bit weights), and fewer registers.
-        SCALE_WEIGHTS=block_t > 16 and 0 < matrix.group <= 4 * block_t,
         STEP=min(config.block_k, matrix.unit or matrix.group or most_columns),
         BLOCK_K=config.block_k,
         BLOCK_O=config.block_o,
         BLOCK_T=block_t,
         SPLITS=grid[2],
         EVEN=columns % config.block_k == 0,
-        NORM=norm is not None,
-        GAIN_OFFSET=1.0 if norm is not None and norm.unit_offset else 0.0,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         ACTIVATION=kind,
@@ -320,7 +301,6 @@ def _check(
     matrix: DeviceMatrix,
     out_TO: torch.Tensor,
     num_outputs: int,
-    norm: FoldedNorm | None,
 ) -> None:
     if len(matrix.shape) != 2 or x_TI.shape[1] != matrix.shape[1]:
         raise ValueError(f"x {list(x_TI.shape)} does not fit a matrix {list(matrix.shape)}")
@@ -328,5 +308,3 @@ def _check(
         raise ValueError(f"out {list(out_TO.shape)} is not [{len(x_TI)}, {num_outputs}]")
     if matrix.format is Format.PLAIN and matrix.codes.dtype != x_TI.dtype:
         raise ValueError(f"x is {x_TI.dtype} and the matrix {matrix.codes.dtype}")
-    if norm is not None and x_TI.dtype == torch.float16:
-        raise ValueError("a norm is not folded into float16 products, where it may overflow")

@@ -12,7 +12,6 @@ from ridgeline.kernels.triton.activation import gated
 from ridgeline.kernels.triton.weight_tiles import (
     INT4,
     expand_codes,
-    group_of,
     load_codes,
     load_groups,
     shrunk,
@@ -28,7 +27,6 @@ def linear_kernel(
     out,
     bias,
     residual,
-    gains,
     pairs,
     pair_weights,
     block_experts,
@@ -49,21 +47,17 @@ def linear_kernel(
     scale_expert_stride,
     bias_expert_stride,
     residual_scale,
-    eps,
     alpha,
     limit,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    SCALE_WEIGHTS: tl.constexpr,
     STEP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_T: tl.constexpr,
     SPLITS: tl.constexpr,
     EVEN: tl.constexpr,
-    NORM: tl.constexpr,
-    GAIN_OFFSET: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -76,8 +70,6 @@ def linear_kernel(
 
     GROUPED: a block of tokens is a block of pairs (token, expert) of one expert, whose input is row
     pair // PAIRS_PER_ROW and whose output row is the pair's. ACTIVATION −1 is none.
-
-    SCALE_WEIGHTS: scales of groups multiply the weights, in x's type; otherwise the sums.
     """
     block_t = tl.program_id(1)
     split = tl.program_id(2)
@@ -101,48 +93,25 @@ def linear_kernel(
 
     PER_CODE: tl.constexpr = 8 if FORMAT == INT4 else 1  # weights; int4 comes in words
     STRIDE_OF: tl.constexpr = STEP // PER_CODE if FORMAT == INT4 else 1
-    SEVERAL: tl.constexpr = (FORMAT == INT4) and ((GROUP > 0) and (GROUP < STEP))
-    PARTS: tl.constexpr = STEP // GROUP if SEVERAL else 1
-    WIDTH: tl.constexpr = STEP // PARTS
-    GROUPS: tl.constexpr = BLOCK_K // GROUP if (GROUP > 0) and (BLOCK_K > GROUP) else 1
     x_type = x.dtype.element_ty
     SHRUNK: tl.constexpr = shrunk(FORMAT, x_type)
-    inner = tl.arange(0, WIDTH)
+    inner = tl.arange(0, STEP)
     inner_codes = tl.arange(0, STEP // PER_CODE)
     # What is a whole number of steps is multiplied by one, for the compiler to see it.
     code_rows = codes + rows.to(tl.int64) * (code_stride // STRIDE_OF * STRIDE_OF)
     up_rows = code_rows + up_offset
     acc = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
     acc_up = acc
-    squares_KT = tl.zeros((WIDTH if NORM else 1, BLOCK_T), tl.float32)
+    up_rows_O = num_outputs + rows
     row_zeros = rows
     row_up_zeros = rows
     if HAS_ZEROS and (GROUP == 0):
         row_zeros = tl.load(zeros + rows, mask=rows_valid, other=0)
         if GATED:
-            row_up_zeros = tl.load(zeros + num_outputs + rows, mask=rows_valid, other=0)
+            row_up_zeros = tl.load(zeros + up_rows_O, mask=rows_valid, other=0)
     first = split * columns_each
     last = tl.minimum(first + columns_each, num_columns)
     for begin in tl.range(first, last, BLOCK_K):
-        if GROUP > 0:
-            first_group, num_groups = begin // GROUP, num_columns // GROUP
-            all_scales = load_groups(
-                scales + rows, rows_valid, first_group, num_groups, scale_stride, GROUPS
-            )
-            if GATED:
-                all_up_scales = load_groups(
-                    scales + num_outputs + rows, rows_valid, first_group, num_groups,
-                    scale_stride, GROUPS,
-                )  # fmt: skip
-            if HAS_ZEROS:
-                all_zeros = load_groups(
-                    zeros + rows, rows_valid, first_group, num_groups, scale_stride, GROUPS
-                )
-                if GATED:
-                    all_up_zeros = load_groups(
-                        zeros + num_outputs + rows, rows_valid, first_group, num_groups,
-                        scale_stride, GROUPS,
-                    )  # fmt: skip
         for offset in tl.static_range(0, BLOCK_K, STEP):
             column = begin + offset
             codes_at = column // STEP * (STEP // PER_CODE) + inner_codes
@@ -153,72 +122,65 @@ def linear_kernel(
                 up_OK = load_codes(
                     up_rows, rows_valid, codes_at, num_columns // PER_CODE, FORMAT, EVEN
                 )
-            zeros_O = row_zeros
-            up_zeros_O = row_up_zeros
-            part = acc
-            part_up = acc_up
-            for index in tl.static_range(PARTS):
-                if (GROUP > 0) and ((index == 0) or (GROUP < STEP)):  # the first of its group
-                    scale = group_of(all_scales, (offset + index * WIDTH) // GROUP)
-                    if GATED:
-                        scale_up = group_of(all_up_scales, (offset + index * WIDTH) // GROUP)
-                    if HAS_ZEROS:
-                        zeros_O = group_of(all_zeros, (offset + index * WIDTH) // GROUP)
-                        if GATED:
-                            up_zeros_O = group_of(all_up_zeros, (offset + index * WIDTH) // GROUP)
-                    if not SCALE_WEIGHTS:
-                        part = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
-                        part_up = part
-                at = column + index * WIDTH + inner
-                x_valid = tokens_valid[None, :]
-                if not EVEN:
-                    x_valid = x_valid & (at < num_columns)[:, None]
-                x_KT = tl.load(x + x_rows[None, :] + at[:, None], mask=x_valid, other=0.0)
-                if NORM:
-                    wide = x_KT.to(tl.float32)
-                    squares_KT += wide * wide
-                    gain = tl.load(gains + at, mask=at < num_columns, other=0.0)
-                    if (GAIN_OFFSET == 0) and (gain.dtype == x_type):
-                        x_KT *= gain[:, None]  # rounded once, as below
-                    else:
-                        gain = gain.to(tl.float32) + GAIN_OFFSET
-                        x_KT = (wide * gain[:, None]).to(x_type)
-                values = expand_codes(codes_OK, zeros_O, index, PARTS, FORMAT, HAS_ZEROS, x_type)
-                if SCALE_WEIGHTS:
-                    values *= (scale.to(x_type) * SHRUNK)[:, None]
-                part = tl.dot(values, x_KT, part, input_precision="ieee")
-                if GATED:
-                    values = expand_codes(
-                        up_OK, up_zeros_O, index, PARTS, FORMAT, HAS_ZEROS, x_type
+            zeros_OK = row_zeros[:, None]
+            up_zeros_OK = row_up_zeros[:, None]
+            if GROUP > 0:
+                scales_OK = load_groups(
+                    scales, rows, rows_valid, column, num_columns, scale_stride, GROUP, STEP
+                )
+                if HAS_ZEROS:
+                    zeros_OK = load_groups(
+                        zeros, rows, rows_valid, column, num_columns, scale_stride, GROUP, STEP
                     )
-                    if SCALE_WEIGHTS:
-                        values *= (scale_up.to(x_type) * SHRUNK)[:, None]
-                    part_up = tl.dot(values, x_KT, part_up, input_precision="ieee")
-                is_last = (index == PARTS - 1) or (GROUP < STEP)  # of its group's columns
-                if (GROUP > 0) and (not SCALE_WEIGHTS) and is_last:
-                    acc += part * scale.to(tl.float32)[:, None]
-                    if GATED:
-                        acc_up += part_up * scale_up.to(tl.float32)[:, None]
-            if (GROUP == 0) or SCALE_WEIGHTS:
-                acc = part
-                acc_up = part_up
-    if not SCALE_WEIGHTS:
+                if GATED:
+                    up_scales_OK = load_groups(
+                        scales,
+                        up_rows_O,
+                        rows_valid,
+                        column,
+                        num_columns,
+                        scale_stride,
+                        GROUP,
+                        STEP,
+                    )
+                    if HAS_ZEROS:
+                        up_zeros_OK = load_groups(
+                            zeros,
+                            up_rows_O,
+                            rows_valid,
+                            column,
+                            num_columns,
+                            scale_stride,
+                            GROUP,
+                            STEP,
+                        )
+            at = column + inner
+            x_valid = tokens_valid[None, :]
+            if not EVEN:
+                x_valid = x_valid & (at < num_columns)[:, None]
+            x_KT = tl.load(x + x_rows[None, :] + at[:, None], mask=x_valid, other=0.0)
+            values = expand_codes(codes_OK, zeros_OK, FORMAT, HAS_ZEROS, x_type)
+            if GROUP > 0:
+                values *= scales_OK.to(x_type) * SHRUNK
+            acc = tl.dot(values, x_KT, acc, input_precision="ieee")
+            if GATED:
+                values = expand_codes(up_OK, up_zeros_OK, FORMAT, HAS_ZEROS, x_type)
+                if GROUP > 0:
+                    values *= up_scales_OK.to(x_type) * SHRUNK
+                acc_up = tl.dot(values, x_KT, acc_up, input_precision="ieee")
+    if GROUP == 0:
         acc *= SHRUNK
         acc_up *= SHRUNK
-    squares = tl.sum(squares_KT, 0)
 
     if SPLITS > 1:
         reduction = block_t * tl.num_programs(0) + tl.program_id(0)
         TILE: tl.constexpr = BLOCK_O * BLOCK_T
-        FLOATS: tl.constexpr = 2 * TILE + BLOCK_T
+        FLOATS: tl.constexpr = 2 * TILE
         parts = partials + (reduction * SPLITS).to(tl.int64) * FLOATS
         lanes = tl.arange(0, BLOCK_O)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
-        token_lanes = tl.arange(0, BLOCK_T)
         tl.store(parts + split * FLOATS + lanes, acc)
         if GATED:
             tl.store(parts + split * FLOATS + TILE + lanes, acc_up)
-        if NORM:
-            tl.store(parts + split * FLOATS + 2 * TILE + token_lanes, squares)
         tl.debug_barrier()  # all threads have stored before one of them says so
         arrived = tl.atomic_add(counters + reduction, 1, sem="acq_rel")
         if arrived != SPLITS - 1:
@@ -226,25 +188,17 @@ def linear_kernel(
         tl.store(counters + reduction, 0)
         acc = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
         acc_up = acc
-        squares = tl.zeros((BLOCK_T,), tl.float32)
         for part in tl.static_range(SPLITS):
             stored = parts + part * FLOATS
             acc += tl.load(stored + lanes, cache_modifier=".cg")
             if GATED:
                 acc_up += tl.load(stored + TILE + lanes, cache_modifier=".cg")
-            if NORM:
-                squares += tl.load(stored + 2 * TILE + token_lanes, cache_modifier=".cg")
 
-    if NORM:
-        factor = 1 / tl.sqrt(squares / num_columns + eps)
-        acc *= factor[None, :]
-        acc_up *= factor[None, :]
     acc = _scaled(acc, scales + rows, bias + rows, rows_valid, FORMAT, GROUP, HAS_BIAS)
     if GATED:
         acc_up = _scaled(
-            acc_up, scales + num_outputs + rows, bias + num_outputs + rows, rows_valid,
-            FORMAT, GROUP, HAS_BIAS,
-        )  # fmt: skip
+            acc_up, scales + up_rows_O, bias + up_rows_O, rows_valid, FORMAT, GROUP, HAS_BIAS
+        )
         acc = gated(acc, acc_up, alpha, limit, ACTIVATION)
     inside = rows_valid[:, None] & tokens_valid[None, :]
     if WEIGHTED:

@@ -16,7 +16,8 @@ from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors
 from ridgeline.kernels.triton.top_k_kernel import BINS, DIGITS, count_digits_kernel
 
 _BLOCK = 1024
-_PROGRAMS_EACH = 2
+_PROGRAMS_EACH = 8
+_FILTERED_BLOCKS = 8  # of a part, from which on it pays to score them roughly first
 _NUM_DIGITS = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4}  # in which logits differ
 _REDRAWS = 3  # of the whole device, before each row goes on by itself
 
@@ -91,6 +92,7 @@ def sample(
     parts = min(MOST_PARTS, next_power_of_2(max(1, min(wanted, blocks))))
     part_tokens = -(-blocks // parts) * _BLOCK
     sizes = (vocab, logits_NV.stride(0), mask_stride, part_tokens)
+    filtered = part_tokens >= _FILTERED_BLOCKS * _BLOCK
     num_digits = _NUM_DIGITS[logits_NV.dtype]
     for digit in range(num_digits if truncate else 0):
         count_digits_kernel[(num_rows, parts)](
@@ -132,6 +134,7 @@ def sample(
         MASKED=is_masked,
         TRUNCATE=truncate,
         NUM_DIGITS=num_digits,
+        FILTERED=filtered,
         BLOCK=_BLOCK,
         num_warps=4,
     )
@@ -153,6 +156,7 @@ def sample(
             MASKED=is_masked,
             FIRST=redraw == 0,
             ALONE=alone,
+            FILTERED=alone or filtered,
             BLOCK=_BLOCK * (4 if alone else 1),
             num_warps=16 if alone else 4,
         )

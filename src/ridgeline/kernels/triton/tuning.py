@@ -19,7 +19,6 @@ from ridgeline.kernels.triton.launch import next_power_of_2
 from ridgeline.kernels.triton.linear import (
     LARGE_BLOCK,
     MOST_SPLITS,
-    FoldedNorm,
     LinearConfig,
     guess,
     linear,
@@ -27,7 +26,7 @@ from ridgeline.kernels.triton.linear import (
 from ridgeline.kernels.triton.packing import DeviceMatrix
 from ridgeline.kernels.triton.workspace import Workspace
 
-_TILES = ((32, 4), (64, 4), (64, 8), (128, 4), (128, 8))  # outputs, warps
+_TILES = ((32, 2), (64, 4), (64, 8), (128, 4), (128, 8))  # outputs, warps
 _STAGES = (3, 4, 5)
 _MOST_COLUMNS = 256  # more of them do not fit into registers or shared memory
 _COMPARED = 2  # calls at least, where there are as many
@@ -46,13 +45,10 @@ class LinearKey(NamedTuple):
     columns: int
     tokens: int
     gated: bool
-    normed: bool
     dtype: str
 
     @classmethod
-    def of(
-        cls, x_TI: torch.Tensor, matrix: DeviceMatrix, *, gated: bool, normed: bool
-    ) -> "LinearKey":
+    def of(cls, x_TI: torch.Tensor, matrix: DeviceMatrix, *, gated: bool) -> "LinearKey":
         rows, columns = matrix.shape
         return cls(
             format=matrix.format.name.lower(),
@@ -62,7 +58,6 @@ class LinearKey(NamedTuple):
             columns=columns,
             tokens=batch_class(len(x_TI)),
             gated=gated,
-            normed=normed,
             dtype=str(x_TI.dtype).removeprefix("torch."),
         )
 
@@ -71,8 +66,8 @@ class LinearKey(NamedTuple):
         """All of it in one word."""
         words = (self.format, self.group, "zeros" if self.has_zeros else "symmetric")
         shape = f"{self.rows}x{self.columns}"
-        folded = ("gated" if self.gated else "whole", "normed" if self.normed else "plain")
-        return "-".join(map(str, (*words, shape, self.tokens, *folded, self.dtype)))
+        form = "gated" if self.gated else "whole"
+        return "-".join(map(str, (*words, shape, self.tokens, form, self.dtype)))
 
 
 def batch_class(num_tokens: int) -> int:
@@ -86,7 +81,6 @@ class LinearCall:
 
     matrix: DeviceMatrix
     bias_O: torch.Tensor | None
-    norm: FoldedNorm | None
     activation: Activation | ClampedSwiGLU | None
     has_residual: bool
 
@@ -157,7 +151,6 @@ class LinearRunner:
             workspace=self.workspace,
             bias_O=call.bias_O,
             residual_TO=self.residual_TO if call.has_residual else None,
-            norm=call.norm,
             activation=call.activation,
             config=config,
         )
@@ -178,8 +171,7 @@ class LinearConfigs:
         self, x_TI: torch.Tensor, call: LinearCall, workspace: Workspace
     ) -> LinearConfig | None:
         """The one for a call; ``None`` leaves it to `linear`'s guess."""
-        gated, normed = call.activation is not None, call.norm is not None
-        key = LinearKey.of(x_TI, call.matrix, gated=gated, normed=normed)
+        key = LinearKey.of(x_TI, call.matrix, gated=call.activation is not None)
         if self._seen is not None:
             use = self._seen.setdefault(
                 key, LinearUse(tokens=len(x_TI), dtype=x_TI.dtype, workspace=workspace)
@@ -188,10 +180,10 @@ class LinearConfigs:
         return self._found.get(key)
 
     def found(
-        self, x_TI: torch.Tensor, matrix: DeviceMatrix, *, gated: bool, normed: bool
+        self, x_TI: torch.Tensor, matrix: DeviceMatrix, *, gated: bool
     ) -> LinearConfig | None:
         """The one for such a product, as `get` has it."""
-        return self._found.get(LinearKey.of(x_TI, matrix, gated=gated, normed=normed))
+        return self._found.get(LinearKey.of(x_TI, matrix, gated=gated))
 
     @contextmanager
     def watched(self) -> Iterator[dict[LinearKey, LinearUse]]:

@@ -26,51 +26,41 @@ def load_codes(
 
 
 @triton.jit
-def load_groups(rows_O, rows_valid_O, first, num_groups, stride, COUNT: tl.constexpr):
-    """Scales or zero points ``[O, COUNT]`` of groups from the first on; zero beyond the last."""
-    groups = first + tl.arange(0, COUNT)
-    inside = rows_valid_O[:, None] & (groups < num_groups)[None, :]
-    return tl.load(rows_O[:, None] + groups[None, :] * stride, mask=inside, other=0)
+def load_groups(
+    groups, rows_O, rows_valid_O, column, num_columns, stride, GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Scales or zero points ``[O, COLUMNS]`` of the columns from one on; zero beyond the last.
 
-
-@triton.jit
-def group_of(groups_OG, INDEX: tl.constexpr):
-    """One of the groups, of which a thread has all."""
-    ROWS: tl.constexpr = groups_OG.shape[0]
-    COUNT: tl.constexpr = groups_OG.shape[1]
-    if COUNT == 1:
-        group_O = tl.reshape(groups_OG, (ROWS,))
-    else:
-        even, odd = tl.split(tl.reshape(groups_OG, (ROWS, COUNT // 2, 2)))
-        if INDEX % 2 == 0:
-            group_O = group_of(even, INDEX // 2)
-        else:
-            group_O = group_of(odd, INDEX // 2)
-    return group_O
+    They are read several times over, so that each thread has four bytes at least: asynchronous
+    loads are of no less, and others would be waited for.
+    """
+    ROWS: tl.constexpr = rows_O.shape[0]
+    LANES: tl.constexpr = 64 // groups.dtype.element_ty.primitive_bitwidth
+    lanes = column + tl.arange(0, LANES) * (COLUMNS // LANES)
+    inside = rows_valid_O[:, None] & (lanes < num_columns)[None, :]
+    at = rows_O[:, None] + (lanes // GROUP)[None, :] * stride
+    lanes_OL = tl.load(groups + at, mask=inside, other=0)
+    columns = tl.broadcast_to(lanes_OL[:, :, None], (ROWS, LANES, COLUMNS // LANES))
+    return tl.reshape(columns, (ROWS, COLUMNS))
 
 
 @triton.jit
 def expand_codes(
-    codes,
-    zeros_O,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    FORMAT: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    DTYPE: tl.constexpr,
+    codes_OW, zeros_OK, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, DTYPE: tl.constexpr
 ):
-    """What codes stand for, without their scale, in DTYPE; of a unit of int4 one of PARTS.
+    """What codes stand for, without their scale, in DTYPE.
 
     Those of int4 are to be multiplied by `shrunk`.
     """
     if FORMAT == INT4:
-        values = _unit_columns(codes, PART, PARTS, 0 if HAS_ZEROS else 8, DTYPE)
+        values = _unit_columns(codes_OW, 0 if HAS_ZEROS else 8, DTYPE)
         if HAS_ZEROS:
-            values -= (zeros_O.to(DTYPE) * (1.0 / shrunk(FORMAT, DTYPE)))[:, None]
+            values -= zeros_OK.to(DTYPE) * (1.0 / shrunk(FORMAT, DTYPE))
     else:
-        values = numbers(codes, DTYPE)
+        values = numbers(codes_OW, DTYPE)
         if HAS_ZEROS:
-            values -= zeros_O.to(DTYPE)[:, None]
+            values -= zeros_OK.to(DTYPE)
     return values.to(DTYPE)
 
 
@@ -83,42 +73,17 @@ def shrunk(FORMAT, DTYPE):
 
 
 @triton.jit
-def _unit_columns(
-    words_OW,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    MIDDLE: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """Columns ``[O, 8 · W / PARTS]`` of the words of a unit, less the middle or the zero point.
+def _unit_columns(words_OW, MIDDLE: tl.constexpr, DTYPE: tl.constexpr):
+    """Columns ``[O, 8 · W]`` of the words of a unit, less the middle or the zero point.
 
     In the order of `packing.pack_nibbles` no column moves between threads.
     """
     ROWS: tl.constexpr = words_OW.shape[0]
     EACH: tl.constexpr = words_OW.shape[1] // 4  # words of a thread
-    COUNT: tl.constexpr = 4 // PARTS
-    FIRST: tl.constexpr = PART * COUNT
-    if COUNT == 1:
-        pairs = _pairs(words_OW, FIRST, MIDDLE, DTYPE)
-        pairs = tl.permute(tl.reshape(pairs, (ROWS, 4, EACH, 2)), (0, 2, 1, 3))
-    elif COUNT == 2:
-        pairs = tl.join(
-            _pairs(words_OW, FIRST, MIDDLE, DTYPE),
-            _pairs(words_OW, FIRST + 1, MIDDLE, DTYPE),
-        )
-        pairs = tl.permute(tl.reshape(pairs, (ROWS, 4, EACH, 2, 2)), (0, 4, 2, 1, 3))
-    else:
-        low = tl.join(
-            _pairs(words_OW, 0, MIDDLE, DTYPE),
-            _pairs(words_OW, 1, MIDDLE, DTYPE),
-        )
-        high = tl.join(
-            _pairs(words_OW, 2, MIDDLE, DTYPE),
-            _pairs(words_OW, 3, MIDDLE, DTYPE),
-        )
-        pairs = tl.reshape(tl.join(low, high), (ROWS, 4, EACH, 2, 2, 2))
-        pairs = tl.permute(pairs, (0, 5, 4, 2, 1, 3))
-    return tl.reshape(pairs, (ROWS, 8 * EACH * COUNT))
+    low = tl.join(_pairs(words_OW, 0, MIDDLE, DTYPE), _pairs(words_OW, 1, MIDDLE, DTYPE))
+    high = tl.join(_pairs(words_OW, 2, MIDDLE, DTYPE), _pairs(words_OW, 3, MIDDLE, DTYPE))
+    pairs = tl.reshape(tl.join(low, high), (ROWS, 4, EACH, 2, 2, 2))
+    return tl.reshape(tl.permute(pairs, (0, 5, 4, 2, 1, 3)), (ROWS, 32 * EACH))
 
 
 @triton.jit
