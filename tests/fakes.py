@@ -6,6 +6,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 
+from ridgeline.core.cache_groups import KVGroup
 from ridgeline.core.plan import (
     GROWN,
     ModelRole,
@@ -20,7 +21,7 @@ from ridgeline.core.plan import (
 )
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.result import SegmentResult, StepResult
-from ridgeline.core.spec import KVGroup, ModelSpec
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models import describe
 
 VOCAB = 1000

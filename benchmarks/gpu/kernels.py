@@ -14,8 +14,9 @@ from benchmarks.gpu.settings import Settings as BenchSettings
 from benchmarks.gpu.steps import random_model
 from benchmarks.gpu.timing import measure
 from ridgeline.core import ops
+from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.formats import number_format
-from ridgeline.core.spec import Activation, RoutingSpec, Scoring, kv_groups
+from ridgeline.core.spec import Activation, RoutingSpec, Scoring
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import PassInput, SegmentTables, Short, Span
 from ridgeline.executors.cuda.kernels import AttendSpec, Draw, Experts, Gain, Kernels

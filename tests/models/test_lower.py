@@ -1,7 +1,7 @@
 """Order, names and groups of the lowered ops."""
 
 from ridgeline.core import ops
-from ridgeline.core.spec import kv_groups
+from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import PRESETS, describe, lower
 

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.core.spec import MLASpec, MoESpec, kv_groups
+from ridgeline.core.spec import MLASpec, MoESpec
 from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import PRESETS, describe, lower
 

@@ -14,12 +14,12 @@ from transformers.cache_utils import DynamicCache
 
 from ridgeline.compress.block_forward import BlockForward
 from ridgeline.core.arrays import cast
+from ridgeline.core.cache_groups import cache_groups, kv_groups
 from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.ops import Attend
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.spec import cache_groups, kv_groups
 from ridgeline.executors import create_executor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.registry import executor_traits

@@ -7,8 +7,9 @@ from typing import Any
 
 from ridgeline.cli.options import Parser
 from ridgeline.cli.priced_model import add_model_options, check_model, shape_of
+from ridgeline.core.cache_groups import KVGroup
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.spec import AttentionSpec, KVGroup
+from ridgeline.core.spec import AttentionSpec
 from ridgeline.roofline.memory import (
     activation_bytes,
     parameter_bytes,

@@ -8,9 +8,9 @@ import torch
 
 from ridgeline.compress.block_forward import BlockForward, Key, layer_ops, seeing_inputs
 from ridgeline.core import ops
+from ridgeline.core.cache_groups import shares_kv
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import UnsupportedModelError
-from ridgeline.core.spec import shares_kv
 from ridgeline.engine.loading import LoadedModel, load_model
 from ridgeline.evaluation import Document, LogProbabilities, log_softmax
 from ridgeline.kernels.tensors import as_tensor

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat, full_name, number_format
-from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.core.spec import ModelSpec
 
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8", "int4")
 ROTATED_WIDTHS = (32, 64, 128, 256, 512)

@@ -7,10 +7,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.cache_groups import KVGroup, StateGroup
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult, TokenLogprobs
-from ridgeline.core.spec import KVGroup, ModelSpec, StateGroup
+from ridgeline.core.spec import ModelSpec
 from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.core.structured_outputs import StructuredOutputs
 

@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ridgeline.core.cache_groups import shares_kv
 from ridgeline.core.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from ridgeline.core.kv_compression import KVCompression
 from ridgeline.core.philox import derive_seed
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.core.spec import AttentionSpec, shares_kv
+from ridgeline.core.spec import AttentionSpec
 from ridgeline.engine.cache_keys import cache_key
 from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.prompts import check_token_ids

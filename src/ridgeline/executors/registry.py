@@ -4,6 +4,7 @@ import logging
 from dataclasses import fields
 from typing import cast
 
+from ridgeline.core.cache_groups import shares_kv, state_group
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.kv_formats import check_kv_format, kv_number_format
@@ -12,7 +13,6 @@ from ridgeline.core.parts import load_part, part_names
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.core.settings.reading import default_of
-from ridgeline.core.spec import shares_kv, state_group
 from ridgeline.executors.cpu.traits import TRAITS as CPU
 from ridgeline.executors.cuda.traits import TRAITS as CUDA
 from ridgeline.executors.reference.traits import TRAITS as REFERENCE

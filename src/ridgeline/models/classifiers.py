@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.pooling import DenseSpec, Pooling, PoolingSpec, Squash
-from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader, show
 
 _SUFFIX = "ForSequenceClassification"

@@ -14,6 +14,7 @@ what keeps states.
 from dataclasses import replace
 from typing import Any
 
+from ridgeline.core.cache_groups import kv_groups, kv_shape, state_group
 from ridgeline.core.ops import (
     MLP,
     AddResidual,
@@ -52,9 +53,6 @@ from ridgeline.core.spec import (
     NormSpec,
     ShortConvSpec,
     StateSpec,
-    kv_groups,
-    kv_shape,
-    state_group,
 )
 from ridgeline.models.lower_latent import latent_attention_ops
 from ridgeline.models.lower_moe import moe_ops

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.core.pooling import DenseSpec, Pooling, PoolingSpec, Squash
-from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.classifiers import classifier_of
 from ridgeline.models.config import MAX_CONFIG_BYTES, ConfigReader, read_config, show
 

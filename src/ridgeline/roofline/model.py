@@ -7,18 +7,12 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from ridgeline.core.cache_groups import KVGroup, StateGroup, kv_groups, state_group
 from ridgeline.core.formats import BFLOAT16, NumberFormat
 from ridgeline.core.op_facts import Role
 from ridgeline.core.ops import AttentionOp, Op, StateOp, Weight
 from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.core.spec import (
-    KVGroup,
-    ModelSpec,
-    RoutingSpec,
-    StateGroup,
-    kv_groups,
-    state_group,
-)
+from ridgeline.core.spec import ModelSpec, RoutingSpec
 from ridgeline.core.weight_uses import op_weights, weight_uses
 from ridgeline.roofline.kernels import PLAIN, KernelModel
 

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.arrays import Array
+from ridgeline.core.cache_groups import cache_groups
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Attend, Op, SendHidden, StageOp
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
-from ridgeline.core.spec import ModelSpec, RopeSpec, cache_groups
+from ridgeline.core.spec import ModelSpec, RopeSpec
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.cache_groups import kv_groups, state_group
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.protocols import KVLayout
-from ridgeline.core.spec import ModelSpec, kv_groups, state_group
+from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.cpu.traits import KV_SUB_BLOCK
 from ridgeline.kernels.cpu.memory import aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool

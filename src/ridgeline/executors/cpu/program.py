@@ -8,16 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core import ops
+from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.errors import EngineError, OutOfMemoryError
-from ridgeline.core.spec import (
-    DynamicScaling,
-    ModelSpec,
-    NormKind,
-    NormScope,
-    NormSpec,
-    RopeSpec,
-    kv_groups,
-)
+from ridgeline.core.spec import DynamicScaling, ModelSpec, NormKind, NormScope, NormSpec, RopeSpec
 from ridgeline.executors.cpu.op_structs import (
     activation_struct,
     norm_struct,

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
+from ridgeline.core.cache_groups import KVGroup, kv_groups
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.protocols import KVLayout
-from ridgeline.core.spec import KVGroup, MLASpec, ModelSpec, kv_groups
+from ridgeline.core.spec import MLASpec, ModelSpec
 from ridgeline.executors.cuda.device import Device
 from ridgeline.kernels.triton import KVTensors, layer_bytes, layer_tensors
 

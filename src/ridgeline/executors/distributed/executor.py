@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from msgspec.structs import replace as renumbered
 
+from ridgeline.core.cache_groups import kv_groups, state_group
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, RidgelineError, SettingsError
 from ridgeline.core.formats import NumberFormat
@@ -18,7 +19,7 @@ from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Executor, KVLayout
 from ridgeline.core.result import StepResult
-from ridgeline.core.spec import ModelSpec, kv_groups, state_group
+from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.distributed.links import SIZES, Link, link_of
 from ridgeline.executors.distributed.machines import check_machines, threads_of
 from ridgeline.executors.distributed.messages import (

@@ -10,9 +10,10 @@ from math import prod
 
 import torch
 
+from ridgeline.core.cache_groups import KVGroup, kv_groups, state_group
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.protocols import KVLayout
-from ridgeline.core.spec import KVGroup, ModelSpec, kv_groups, state_group
+from ridgeline.core.spec import ModelSpec
 from ridgeline.kernels.reference.kv_codes import code_bytes, decode, encode
 
 LAYOUT_VERSION = 4
