@@ -108,6 +108,13 @@ def test_a_model_that_cannot_be_run_is_listed_with_the_reason(real, capsys):
     assert "unheard_of" in entry["problem"]
 
 
+def test_what_is_shown_has_words_and_not_names_of_fields(capsys):
+    assert main(["show", "embedded"]) == 0
+    shown = {line[:10].strip(): line[11:] for line in capsys.readouterr().out.splitlines()}
+    assert (shown["size"], shown["needs"]) == ("0.02 GB", "0.02 GB")
+    assert (shown["fits here"], shown["family"]) == ("yes", "llama")
+
+
 def test_aliases_are_names(real, capsys):
     assert main(["pull", NAME, "--alias", "no/slash"]) == 2
     assert "is no alias" in capsys.readouterr().err

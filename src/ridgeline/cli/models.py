@@ -13,6 +13,7 @@ from ridgeline.core.formats import float_format
 from ridgeline.core.host import available_memory_bytes
 
 _CONTEXT = 4096  # tokens whose KV is counted in what "fits here"
+_LABELS = {"num_bytes": "size", "needed_bytes": "needs", "fits": "fits here", "tok_s": "tok/s"}
 
 
 def add_pull_options(parser: Parser) -> None:
@@ -128,7 +129,8 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     console = output_console()
     for key, value in facts.items():
-        console.print(f"{key:13} {_shown(key, value)}", markup=False, soft_wrap=True)
+        label = _LABELS.get(key, key)
+        console.print(f"{label:10} {_shown(key, value)}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -261,6 +263,8 @@ def _count(parameters: int) -> str:
 def _shown(key: str, value: Any) -> str:
     if key.endswith("_bytes"):
         return f"{value / 1e9:.2f} GB"
+    if key == "fits":
+        return "yes" if value else "no"
     if key == "tok_s":
         return "{:.3g} ({:.3g}–{:.3g})".format(*value)
     if isinstance(value, list | tuple):
