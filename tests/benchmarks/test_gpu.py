@@ -379,13 +379,13 @@ def test_a_package_that_cannot_attend_is_left_out_with_a_reason(package, why):
 def test_what_tuning_gives_is_told():
     key = LinearKey(
         format="int4", group=32, has_zeros=False, rows=256, columns=512, tokens=16, gated=True,
-        normed=False, dtype="bfloat16",
+        dtype="bfloat16",
     )  # fmt: skip
     found = Tuned(config=LinearConfig(64, 128, 4, 4, 3), seconds=2e-5, guess_seconds=3e-5, axes=4)
     report = Report(device="A B")
     product = TunedProduct(steps="tiny int4", product=key.name, found=found)
     report.add(Message("tuned", "tuning of tiny int4", product))
-    assert "tiny int4: int4-32-symmetric-256x512-16-gated-plain-bfloat16" in report.text()
+    assert "tiny int4: int4-32-symmetric-256x512-16-gated-bfloat16" in report.text()
     assert "20.0" in report.text()
     assert "1.50" in report.text()
     (entry,) = json.loads(json.dumps(report.to_json()))["tuned"]

@@ -16,6 +16,7 @@ from tests.executors.test_ranks import (
 from tests.parity.every_case import CASES
 from tests.tiny import CONFIG, WINDOWED
 
+from ridgeline.core.cache_groups import shares_kv
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import on_load_format
@@ -44,6 +45,10 @@ def test_every_family_gives_the_same_bits(case):
     model = _model(_config(case))
     expected = on_executor(CPUExecutor({ModelRole.TARGET: model}, 16), _plain)
     stages = 2 if len(model.spec.layers) > 1 else 1
+    if shares_kv(model.spec):
+        with pytest.raises(SettingsError, match="lower pipeline_parallel_size"):
+            Together(model, _layout(model, stages))
+        return
     found = on_executor(Together(model, _layout(model, stages)), _plain)
     _assert_same(found, expected)
 

@@ -64,6 +64,5 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
 
 def _is_native(op: ops.Op) -> bool:
     """Whether there is a kernel; those for the norms of heads add no bias, and leave v alone."""
-    if isinstance(op, ops.HeadNorm):
-        return op.query_bias is None and not op.values
-    return isinstance(op, _NATIVE)
+    has_more = isinstance(op, ops.HeadNorm) and (op.query_bias is not None or op.values)
+    return isinstance(op, _NATIVE) and not has_more

@@ -35,6 +35,11 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
             f"The model has {len(model.spec.layers)} layers, too few for {num_stages} stages; "
             "lower pipeline_parallel_size."
         )
+    if model.spec.layer_inputs is not None:
+        raise SettingsError(
+            f"The per-layer embeddings of this {model.spec.model_type} model are made for all "
+            "layers at once, which a pipeline would cut; lower pipeline_parallel_size."
+        )
     costs = layer_costs(model, executor, kv_cache_dtype=config.kv_cache_dtype)
     borders = stage_borders(costs, num_stages)
     return ParallelLayout(tensor=tensor, expert=expert, pipeline=num_stages, stage_borders=borders)
