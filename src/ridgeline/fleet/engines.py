@@ -11,7 +11,7 @@ from ridgeline.fleet.breaker import CircuitBreaker
 from ridgeline.fleet.load import LoadTracker, TrackedRequest
 from ridgeline.fleet.policies import EngineChoice
 from ridgeline.fleet.requests import RoutedRequest
-from ridgeline.fleet.upstream import Attempt, UpstreamError, UpstreamPool
+from ridgeline.fleet.upstream import UNREADABLE, Attempt, UpstreamError, UpstreamPool
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
 from ridgeline.server.continuation import ROUTER_KEY
 from ridgeline.server.schemas.operations import EngineState
@@ -107,7 +107,7 @@ class RoutedEngine:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 state = await self._ask()
-        except (UpstreamError, TimeoutError, msgspec.DecodeError) as error:
+        except (UpstreamError, TimeoutError, *UNREADABLE) as error:
             self.breaker.fail()
             self._note(False, str(error) or "It does not answer.")
             if not self.breaker.allows:
@@ -139,20 +139,30 @@ class RoutedEngine:
         return _DECODER.decode(body)
 
     async def _get(self, path: bytes, shown: bytes = b"") -> tuple[int, bytes]:
-        """The status and the body, of which there is a most."""
+        """The status and the body.
+
+        Raises:
+            UpstreamError: it breaks off, or is longer than any state.
+        """
         host = f"{self.pool.host}:{self.pool.port}".encode()
         attempt = await self.pool.send(
             b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path, host, shown)
         )
-        body: list[bytes] = []
+        body = bytearray()
+
+        def keep(data: bytes) -> None:
+            body.extend(data[:_MOST_STATE_BYTES])
+            if len(body) > _MOST_STATE_BYTES:
+                attempt.fail(f"It tells more than {_MOST_STATE_BYTES} bytes about itself.")
+
         try:
             head = await attempt.head
-            attempt.attach(body.append)
+            attempt.attach(keep)
             await attempt.ended
         except BaseException:
             attempt.close()
             raise
-        return head.status, b"".join(body)[:_MOST_STATE_BYTES]
+        return head.status, bytes(body)
 
     def _note(self, is_up: bool, reason: str) -> None:
         if is_up != self.is_up:

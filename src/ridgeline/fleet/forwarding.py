@@ -12,7 +12,7 @@ from ridgeline.fleet.load import TrackedRequest
 from ridgeline.fleet.requests import RoutedRequest, end_to_end
 from ridgeline.fleet.router import Router
 from ridgeline.fleet.stream_log import StreamLog
-from ridgeline.fleet.upstream import AnswerHead, Attempt, UpstreamError
+from ridgeline.fleet.upstream import UNREADABLE, AnswerHead, Attempt, UpstreamError
 from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.replies import DONE, encode
 
@@ -311,5 +311,5 @@ def _may_pass(event: bytes) -> bool:
     line = event.split(b"\n", 1)[0].removeprefix(b"data: ")
     try:
         return msgspec.json.decode(line, type=_ErrorEvent).error.type in _PASSING_ERRORS
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return False

@@ -8,6 +8,7 @@ import msgspec
 
 from ridgeline.fleet.policies import Wanted
 from ridgeline.fleet.prefixes import BYTES_PER_TOKEN, prefix_blocks
+from ridgeline.fleet.upstream import UNREADABLE
 from ridgeline.server.app import api_operations
 from ridgeline.server.continuation import HEADERS, ROUTER_KEY, STATE_BYTES, STREAM_SEED
 
@@ -81,7 +82,7 @@ class RoutedRequest:
         fields = dict(self.headers)
         try:
             body = _DECODER.decode(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return  # which the engine will say better
         extra = body.extra_body or _Extra()
         places = (body, extra, extra.google or _Google())

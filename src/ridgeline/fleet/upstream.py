@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
 
 from ridgeline.core.errors import SettingsError
 
@@ -117,6 +118,10 @@ class Attempt:
         for future in (self._head, self._begun, self._ended):
             if not future.done():
                 future.set_exception(error)
+
+
+# What reading another's JSON raises: msgspec lets through bad UTF-8, and nesting without end.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class UpstreamConnection(asyncio.Protocol):

@@ -29,11 +29,11 @@ class EngineState(Struct, kw_only=True):
     is_open: bool
     epoch: str
     models: tuple[str, ...]
-    max_seqs: int
-    kv_tokens: int
-    pass_s: float
-    token_s: float
-    pair_s: float
+    max_seqs: Annotated[int, Meta(ge=1)]
+    kv_tokens: Annotated[int, Meta(ge=0)]
+    pass_s: Annotated[float, Meta(ge=0)]
+    token_s: Annotated[float, Meta(ge=0)]
+    pair_s: Annotated[float, Meta(ge=0)]
 
     @property
     def price(self) -> LinearPrice:

@@ -1,0 +1,76 @@
+"""What a router makes of engines that tell nonsense about themselves, and of callers who do."""
+
+import asyncio
+import json
+
+import pytest
+
+from ridgeline.fleet.engines import RoutedEngine
+from ridgeline.fleet.requests import RoutedRequest
+from ridgeline.fleet.upstream import UpstreamPool
+
+DEEP = b"[" * 200_000
+STATE = {
+    "ready": True, "reason": None, "is_open": False, "epoch": "a", "models": [], "max_seqs": 8,
+    "kv_tokens": 1000, "pass_s": 0.01, "token_s": 1e-4, "pair_s": 1e-8,
+}  # fmt: skip
+
+
+def probed(body: bytes | None, token: bytes | None) -> RoutedEngine:
+    """An engine after a probe that is answered with ``body``, or without end."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+                while body is None:
+                    writer.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
+                    await writer.drain()
+                writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            writer.close()
+
+    async def run() -> RoutedEngine:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        pool = UpstreamPool(f"http://127.0.0.1:{port}", connect_timeout_s=1.0)
+        engine = RoutedEngine("0", pool, token)
+        await engine.probe(refuses_open=False)
+        pool.close()
+        server.close()
+        return engine
+
+    return asyncio.run(run())
+
+
+def test_an_engine_that_tells_sense_is_used():
+    assert probed(json.dumps(STATE).encode(), b"key").is_up
+    assert probed(b'{"data":[{"id":"a"}]}', None).state.models == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("token", "body"),
+    [
+        (None, b'{"data":[{"id":"\xff\xfe"}]}'),
+        (None, b'{"data":[],"more":' + DEEP),
+        (None, None),
+        (b"key", None),
+        (b"key", json.dumps(STATE | {"kv_tokens": -999_999}).encode()),
+        (b"key", json.dumps(STATE | {"max_seqs": 0}).encode()),
+        (b"key", json.dumps(STATE | {"pass_s": -1.0}).encode()),
+    ],
+    ids=["bytes", "depth", "no end", "no end of a state", "negative", "no sequences", "prices"],
+)
+def test_an_engine_that_tells_nonsense_is_not_used_and_ends_nothing(token, body):
+    engine = probed(body, token)
+    assert not engine.is_up
+    assert engine.reason
+    assert body is not None or "bytes about itself" in engine.reason
+
+
+def test_a_body_that_is_nested_without_end_is_left_to_the_engine():
+    body = b'{"zz":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001
+    path = "/v1/completions"
+    request = RoutedRequest(method="POST", path=path, target=path.encode(), headers=[], body=body)
+    assert request.generates
+    assert request.blocks == []
