@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.compress.folders import BIASED, EXPERTS, FUSED, LATENT, SMALL, write_folder
+from tests.parity.new_dense_cases import NEW_DENSE_CASES
 
 from ridgeline import LLM
 from ridgeline.compress.block_forward import layer_ops
@@ -210,6 +211,15 @@ def test_quantized_models_and_gguf_are_refused(tmp_path):
     with pytest.raises(UnsupportedModelError, match="quantized already"):
         made(tmp_path / "once", tmp_path / "twice")
     assert not (tmp_path / "twice").exists()
+
+
+@pytest.mark.parametrize("num_shared", [0, 2])
+def test_layers_that_read_what_others_made_are_refused(num_shared, tmp_path):
+    (case,) = (each for each in NEW_DENSE_CASES if each.id == "gemma4_text-layer-inputs")
+    config = case.config | {"model_type": "gemma4_text", "num_kv_shared_layers": num_shared}
+    with pytest.raises(UnsupportedModelError, match="not calibrated layer by layer"):
+        made(write_folder(tmp_path / "model", config), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("out", ["out", "out.gguf"])

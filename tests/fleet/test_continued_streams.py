@@ -105,6 +105,16 @@ def test_half_events_are_held_back_and_errors_taken_out():
         log.take(b"x" * (5 << 20))
 
 
+def test_the_text_of_an_answer_is_no_mark():
+    log = StreamLog()
+    event = b'data: {"id":"a","choices":[{"index":0,"text":"' + MARK + b'0 5"}]}\n\n'
+    assert log.take(event) == event
+    assert not log.is_marked
+    assert not log.state().choices
+    assert log.take(MARK + b"0 5\n" + event) == event
+    assert log.is_marked
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

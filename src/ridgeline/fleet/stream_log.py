@@ -79,8 +79,9 @@ class StreamLog:
             self.is_done = True
         if MARK not in events:
             return events
-        self.is_marked = True
-        return _MARKS.sub(b"", events)
+        events, num_marks = _MARKS.subn(b"", events)
+        self.is_marked |= num_marks > 0  # and not the text of an answer
+        return events
 
     def drop_half(self) -> None:
         """The stream has broken off: what it sent of an event is worth nothing."""

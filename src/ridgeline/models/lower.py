@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.core.cache_groups import kv_groups, kv_shape, state_group
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.ops import (
     MLP,
     AddResidual,
@@ -61,7 +62,11 @@ from ridgeline.models.lower_states import gated_delta_ops, mamba2_ops, short_con
 
 def lower(spec: ModelSpec) -> tuple[Op, ...]:
     """The ops of a model, or of a stage of it, in order; ``group`` of an op indexes
-    ``cache_groups(spec)``."""
+    ``cache_groups(spec)``.
+
+    Raises:
+        SettingsError: the model has no stages.
+    """
     embed = Weight(name="embed", shape=(spec.vocab_size, spec.hidden_size))
     head = embed if spec.tie_embeddings else Weight(name="head", shape=embed.shape)
     group_of = _groups_of_layers(spec)
@@ -74,7 +79,11 @@ def lower(spec: ModelSpec) -> tuple[Op, ...]:
         if spec.embedding_norm is not None:
             ops.append(_norm("x", "x", "embedding_norm", spec.hidden_size, spec.embedding_norm))
     if spec.layer_inputs is not None:
-        assert len(spec.layers_here) == len(spec.layers), "what only the first stage computes"
+        if len(spec.layers_here) < len(spec.layers):
+            raise SettingsError(
+                f"This {spec.model_type} model has per-layer embeddings, which its first layers "
+                "would have to hand on from stage to stage; leave pipeline_parallel_size out."
+            )
         ops.append(_layer_embed(spec, spec.layer_inputs))
     for index in spec.layers_here:
         offset = states.offset(index) if states and index in states.layers else 0

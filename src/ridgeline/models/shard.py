@@ -41,11 +41,6 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
     stage, place = divmod(rank, layout.stage_ranks)
     spec = replace(spec, stage=layout.layers_of(stage))
     _check_shared_kv(spec)
-    if spec.layer_inputs is not None and layout.pipeline > 1:
-        raise SettingsError(
-            f"This {spec.model_type} model has per-layer embeddings, which its first layers would "
-            "have to hand on from stage to stage; leave pipeline_parallel_size out."
-        )
     if layout.stage_ranks == 1:
         return Shard(spec=spec, ops=lower(spec), rows={})
     parts = _Parts(spec, layout.stage_ranks, place)

@@ -19,7 +19,8 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     """How a model is spread.
 
     Raises:
-        SettingsError: there are more stages than layers, or experts would be split twice.
+        SettingsError: there are more stages than layers, experts would be split twice, or the
+            model cannot be cut.
     """
     tensor, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     expert = config.expert_parallel_size
@@ -34,11 +35,6 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
         raise SettingsError(
             f"The model has {len(model.spec.layers)} layers, too few for {num_stages} stages; "
             "lower pipeline_parallel_size."
-        )
-    if model.spec.layer_inputs is not None:
-        raise SettingsError(
-            f"The per-layer embeddings of this {model.spec.model_type} model are made for all "
-            "layers at once, which a pipeline would cut; lower pipeline_parallel_size."
         )
     costs = layer_costs(model, executor, kv_cache_dtype=config.kv_cache_dtype)
     borders = stage_borders(costs, num_stages)

@@ -297,10 +297,7 @@ def launch(
 
 
 def _check(
-    x_TI: torch.Tensor,
-    matrix: DeviceMatrix,
-    out_TO: torch.Tensor,
-    num_outputs: int,
+    x_TI: torch.Tensor, matrix: DeviceMatrix, out_TO: torch.Tensor, num_outputs: int
 ) -> None:
     if len(matrix.shape) != 2 or x_TI.shape[1] != matrix.shape[1]:
         raise ValueError(f"x {list(x_TI.shape)} does not fit a matrix {list(matrix.shape)}")

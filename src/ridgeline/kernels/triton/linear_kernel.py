@@ -13,7 +13,7 @@ from ridgeline.kernels.triton.weight_tiles import (
     INT4,
     expand_codes,
     load_codes,
-    load_groups,
+    load_factors,
     shrunk,
 )
 
@@ -122,38 +122,15 @@ def linear_kernel(
                 up_OK = load_codes(
                     up_rows, rows_valid, codes_at, num_columns // PER_CODE, FORMAT, EVEN
                 )
-            zeros_OK = row_zeros[:, None]
-            up_zeros_OK = row_up_zeros[:, None]
-            if GROUP > 0:
-                scales_OK = load_groups(
-                    scales, rows, rows_valid, column, num_columns, scale_stride, GROUP, STEP
-                )
-                if HAS_ZEROS:
-                    zeros_OK = load_groups(
-                        zeros, rows, rows_valid, column, num_columns, scale_stride, GROUP, STEP
-                    )
-                if GATED:
-                    up_scales_OK = load_groups(
-                        scales,
-                        up_rows_O,
-                        rows_valid,
-                        column,
-                        num_columns,
-                        scale_stride,
-                        GROUP,
-                        STEP,
-                    )
-                    if HAS_ZEROS:
-                        up_zeros_OK = load_groups(
-                            zeros,
-                            up_rows_O,
-                            rows_valid,
-                            column,
-                            num_columns,
-                            scale_stride,
-                            GROUP,
-                            STEP,
-                        )
+            scales_OK, zeros_OK = load_factors(
+                scales, zeros, row_zeros, rows, rows_valid, column, num_columns, scale_stride,
+                GROUP, STEP, HAS_ZEROS,
+            )  # fmt: skip
+            if GATED:
+                up_scales_OK, up_zeros_OK = load_factors(
+                    scales, zeros, row_up_zeros, up_rows_O, rows_valid, column, num_columns,
+                    scale_stride, GROUP, STEP, HAS_ZEROS,
+                )  # fmt: skip
             at = column + inner
             x_valid = tokens_valid[None, :]
             if not EVEN:

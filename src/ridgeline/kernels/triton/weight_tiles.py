@@ -46,6 +46,26 @@ def load_groups(
 
 
 @triton.jit
+def load_factors(
+    scales, zeros, row_zeros_O, rows_O, rows_valid_O, column, num_columns, stride,
+    GROUP: tl.constexpr, COLUMNS: tl.constexpr, HAS_ZEROS: tl.constexpr,
+):  # fmt: skip
+    """Scales of the columns from one on, where they have any (else zero points), and zero points;
+    those of whole rows are ``row_zeros_O``."""
+    zeros_OK = row_zeros_O[:, None]
+    scales_OK = zeros_OK
+    if GROUP > 0:
+        scales_OK = load_groups(
+            scales, rows_O, rows_valid_O, column, num_columns, stride, GROUP, COLUMNS
+        )
+        if HAS_ZEROS:
+            zeros_OK = load_groups(
+                zeros, rows_O, rows_valid_O, column, num_columns, stride, GROUP, COLUMNS
+            )
+    return scales_OK, zeros_OK
+
+
+@triton.jit
 def expand_codes(
     codes_OW, zeros_OK, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, DTYPE: tl.constexpr
 ):
