@@ -6,6 +6,7 @@ are real.
 
 import asyncio
 import threading
+import time
 from contextlib import closing, contextmanager
 
 import httpx
@@ -235,3 +236,102 @@ def test_a_public_router_uses_no_engine_without_keys(tmp_path):
 def test_wrong_settings_are_named(settings):
     with pytest.raises(SettingsError, match=r"engine"):
         serving.Router(RouterConfig(**settings))
+
+
+def _lines(*parts):
+    """Lines of JSON of unknown length, as Ollama streams."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked"
+    return head + b"\r\n\r\n" + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in parts)
+
+
+@pytest.mark.parametrize(
+    ("path", "begun"),
+    [
+        ("/v1/messages", events(b'event: a\ndata: {"type":"message_start"}\n\n')),
+        ("/v1/responses", events(b'event: a\ndata: {"type":"response.created"}\n\n')),
+        ("/api/chat", _lines(b'{"message":{"content":"a"}}\n')),
+    ],
+)
+def test_what_a_client_has_of_another_stream_is_never_sent_again(tmp_path, path, begun):
+    with routed(tmp_path, [begun], [begun + b"0\r\n\r\n"]) as (client, seen):
+        found = client.post(path, json=BODY | {"stream": True}).content
+    assert [len(each) for each in seen] == [1, 0]
+    assert found.startswith(begun.split(b"\r\n\r\n", 1)[1].split(b"\r\n")[1])
+    assert found.count(b"message_start") + found.count(b".created") + found.count(b"content") == 1
+    assert b"closed the connection" in found
+
+
+def test_half_of_an_answer_is_seen_to_be_half(tmp_path):
+    half = _lines(b'{"message":')
+    with (
+        routed(tmp_path, [half], [answer(200)]) as (client, seen),
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        client.post("/api/chat", json=BODY | {"stream": True})
+    assert not seen[1]
+
+
+@pytest.mark.parametrize(
+    "event", [b"\xff", b"[" * 100_000, b'{"id":7}', b'{"created":"x"}'], ids=lambda e: str(e[:9])
+)
+def test_a_stream_of_events_that_cannot_be_read_passes_and_ends_with_an_error(tmp_path, event):
+    parts = b"data: " + event + b"\n\n", b"data: " + b"9" * 70_000 + b"\n\n"
+    with routed(tmp_path, [events(*parts)], [answer(200)]) as (client, seen):
+        found = client.post("/v1/completions", json=BODY | {"stream": True}).content
+    assert found.startswith(b"".join(parts))
+    assert b'"code":"unavailable"' in found
+    assert [len(each) for each in seen] == [1, 0]
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_answer_without_end_is_not_kept(tmp_path, caplog, status):
+    head = b"HTTP/1.1 %d X\r\ntransfer-encoding: chunked\r\n\r\n" % status
+    endless = head + b"100000\r\n%b\r\n" % (b"x" * (1 << 20)) * 12
+    with (
+        routed(tmp_path, [endless], [answer(200, b"good")]) as (client, _),
+        client.stream("POST", "/v1/completions", json=BODY) as found,
+    ):
+        assert found.status_code == (200 if status == 500 else 400)
+        assert next(found.iter_raw())[:4] == (b"good" if status == 500 else b"xxxx")
+    assert ("answers more than" in caplog.text) == (status == 500)
+
+
+def test_an_answer_without_end_to_what_all_are_asked_is_not_kept(tmp_path):
+    head = b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n"
+    endless = head + b"100000\r\n%b\r\n" % (b"x" * (1 << 20)) * 12
+    with routed(tmp_path, [endless]) as (client, _):
+        found = client.delete("/admin/tenants/a")
+    assert (found.status_code, "answers more than" in found.text) == (503, True)
+
+
+@pytest.mark.parametrize(
+    "name", [b"x-a: ", b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-a: "]
+)
+def test_headers_without_end_are_not_kept(tmp_path, caplog, name):
+    endless = b"HTTP/1.1 500 X\r\n" + name + b"x" * (1 << 20)
+    with routed(tmp_path, [endless], [answer(200, b"good")]) as (client, _):
+        found = client.post("/v1/completions", json=BODY)
+    assert found.content == b"good"
+    assert "is not HTTP" in caplog.text
+
+
+def test_what_follows_an_answer_is_none_of_it(tmp_path):
+    with routed(tmp_path, [answer(200, b"good") + answer(200, b"bad")]) as (client, _):
+        found = client.post("/v1/completions", json=BODY)
+    assert b"bad" not in found.content
+
+
+def test_a_client_that_does_not_read_is_no_silence_of_the_engine(tmp_path, caplog):
+    event = MARK + b'0 3\ndata: {"id":"x","created":5,"choices":[],"a":"%b"}\n\n' % (b"x" * 60_000)
+    done = b"data: [DONE]\n\n"
+    whole = events(*[event] * 400, done) + b"0\r\n\r\n"
+    with (
+        routed(tmp_path, [whole], [answer(200)], silence_s=1.0, probe_s=9.0) as (client, seen),
+        client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as found,
+    ):
+        time.sleep(2.2)
+        data = b"".join(found.iter_raw())
+    assert data.count(b'"id":"x"') == 400
+    assert data.endswith(done)
+    assert "fallen silent" not in caplog.text
+    assert [len(each) for each in seen] == [1, 0]

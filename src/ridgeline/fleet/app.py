@@ -5,7 +5,7 @@ import contextlib
 
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.fleet.forwarding import Client, Forwarding
+from ridgeline.fleet.forwarding import MOST_WHOLE_BYTES, Client, Forwarding
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.router import Router
 from ridgeline.server.body import ClientDisconnectedError, declared_length, read_body
@@ -125,16 +125,17 @@ class RouterApp:
             try:
                 async with asyncio.timeout(self._router.config.answer_timeout_s):
                     attempt = await engine.pool.send(request.encoded(None))
-                    head = await attempt.head
-                    pieces: list[bytes] = []
-                    attempt.attach(pieces.append)
-                    await attempt.ended
+                    try:
+                        head = await attempt.head
+                        told = await attempt.whole(MOST_WHOLE_BYTES)
+                    finally:
+                        attempt.close()
             except (OSError, TimeoutError) as error:
                 raise ApiError(503, f"{engine.pool.url} has not done it: {error}") from None
             if head.status != 200:
-                status, headers, body = head.status, [_JSON], b"".join(pieces)
+                status, headers, body = head.status, [_JSON], told
                 break
-            body = b"".join(pieces)
+            body = told
         await client.whole(status, headers, body)
         return "completed" if status == 200 else "refused"
 

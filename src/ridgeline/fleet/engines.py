@@ -148,21 +148,11 @@ class RoutedEngine:
         attempt = await self.pool.send(
             b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path, host, shown)
         )
-        body = bytearray()
-
-        def keep(data: bytes) -> None:
-            body.extend(data[:_MOST_STATE_BYTES])
-            if len(body) > _MOST_STATE_BYTES:
-                attempt.fail(f"It tells more than {_MOST_STATE_BYTES} bytes about itself.")
-
         try:
             head = await attempt.head
-            attempt.attach(keep)
-            await attempt.ended
-        except BaseException:
+            return head.status, await attempt.whole(_MOST_STATE_BYTES)
+        finally:
             attempt.close()
-            raise
-        return head.status, bytes(body)
 
     def _note(self, is_up: bool, reason: str) -> None:
         if is_up != self.is_up:

@@ -18,7 +18,8 @@ from ridgeline.server.replies import DONE, encode
 
 Send = Callable[[Any], Awaitable[None]]
 _EVENTS = b"text/event-stream"
-_MOST_WHOLE_BYTES = 4 << 20  # of an answer that is kept until it is whole
+_LINES = b"application/x-ndjson"
+MOST_WHOLE_BYTES = 4 << 20  # of an answer that is kept until it is whole
 _MOST_CONTINUATIONS = 16
 _MOST_TRIES = 8
 _SOON_S = 0.5  # for a probe to say that an engine is there after all
@@ -59,6 +60,10 @@ class Client:
     async def drain(self) -> None:
         """Wait until more is wanted."""
         await self._flow.drain()
+
+    def break_off(self) -> None:
+        """Let the client see that there is no end: of chunks it is the end that is missing."""
+        self._transport.close() if self._is_chunked else self._transport.abort()
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -158,12 +163,10 @@ class Forwarding:
         if head.status == 200 and is_events:
             return await self._stream(engine, attempt, head)
         length = fields.get(b"content-length", b"0" if self._request.method == "HEAD" else b"")
-        if head.status == 200 and not (length.isdigit() and int(length) <= _MOST_WHOLE_BYTES):
+        is_short = length.isdigit() and int(length) <= MOST_WHOLE_BYTES
+        if not (is_short or _may_be_others(head.status) or self._client.has_begun):
             return await self._pass_on(engine, attempt, head)
-        body: list[bytes] = []
-        attempt.attach(body.append)
-        await attempt.ended
-        return await self._judge(engine, WholeAnswer(head, b"".join(body)))
+        return await self._judge(engine, WholeAnswer(head, await attempt.whole(MOST_WHOLE_BYTES)))
 
     async def _judge(self, engine: RoutedEngine, answer: WholeAnswer) -> bool:
         """Whether a whole answer is the client's; else another engine is asked."""
@@ -176,7 +179,7 @@ class Forwarding:
             wait = answer.head.fields.get(b"retry-after", b"")
             wait_s = min(float(wait), 60.0) if wait.isdigit() else _RETRY_AFTER_S
             engine.not_before_s = asyncio.get_running_loop().time() + wait_s
-        if status == 429 or status >= 500:
+        if _may_be_others(status):
             self._refusal = answer
             if self._client.has_begun or self._may_send_again(engine):
                 return False
@@ -202,7 +205,7 @@ class Forwarding:
         if self._broken_s is not None:
             self._broken_s = None
             self._router.continuations.inc()
-        attempt.is_stream = True
+        attempt.may_not_fall_silent = True
         await attempt.begun
         engine.breaker.succeed()
         if not client.has_begun:
@@ -228,26 +231,36 @@ class Forwarding:
 
     async def _resume(self, attempt: Attempt, resuming: list[asyncio.Task[None]]) -> None:
         """Read no more from the engine until the client has read."""
-        if attempt.connection is not None:
-            attempt.connection.pause()
+        attempt.pause()
         await self._client.drain()
         resuming.clear()
-        attempt.last_s = asyncio.get_running_loop().time()
-        if attempt.connection is not None:
-            attempt.connection.resume()
+        attempt.resume()
 
     async def _pass_on(self, engine: RoutedEngine, attempt: Attempt, head: AnswerHead) -> bool:
         """Pass on an answer that is too long to keep, or whose length is not known."""
         engine.breaker.succeed()
+        if head.status >= 400:
+            self.outcome = "refused"
         await self._client.begin(head, engine)
         resuming: list[asyncio.Task[None]] = []
+        ends_line = True
 
         def take(data: bytes) -> None:
+            nonlocal ends_line
+            ends_line = data.endswith(b"\n")
             if not self._client.write(data) and not resuming:
                 resuming.append(asyncio.create_task(self._resume(attempt, resuming)))
 
         attempt.attach(take)
-        await attempt.ended
+        try:
+            await attempt.ended
+        except UpstreamError as error:
+            engine.lost(str(error))
+            self.outcome = "failed"
+            if not (ends_line and head.fields.get(b"content-type", b"").startswith(_LINES)):
+                self._client.break_off()
+                return True
+            self._client.write(self._error_body(_unavailable(str(error))) + b"\n")
         await self._client.end()
         return True
 
@@ -264,7 +277,7 @@ class Forwarding:
             self._client.write(b"" if log.is_done else DONE)
             await self._client.end()
             return False
-        if not (log.is_empty or (log.is_marked and self._request.is_continued)):
+        if not (log.is_empty or (log.can_go_on and self._request.is_continued)):
             await self._give_up(reason)
             return False
         if self._num_continuations == _MOST_CONTINUATIONS:
@@ -276,6 +289,9 @@ class Forwarding:
             self._broken_s = asyncio.get_running_loop().time()
         return True
 
+    def _error_body(self, error: ApiError) -> bytes:
+        return encode(error.body(family_of(self._request.path), ""))
+
     async def _give_up(self, reason: str) -> None:
         """Tell the client, in the stream if it has begun."""
         self.outcome = "failed"
@@ -284,14 +300,23 @@ class Forwarding:
             headers = end_to_end(answer.head.headers)
             await self._client.whole(answer.head.status, headers, answer.body)
             return
-        error = ApiError(503, reason, code="unavailable", retry_after_s=_RETRY_AFTER_S)
-        body = encode(error.body(family_of(self._request.path), ""))
+        error = _unavailable(reason)
+        body = self._error_body(error)
         if self._client.has_begun:
             self._client.write(b"data: " + body + b"\n\n")
             await self._client.end()
         else:
             content_type = (b"content-type", b"application/json")
             await self._client.whole(503, [content_type, *error.headers], body)
+
+
+def _unavailable(reason: str) -> ApiError:
+    return ApiError(503, reason, code="unavailable", retry_after_s=_RETRY_AFTER_S)
+
+
+def _may_be_others(status: int) -> bool:
+    """Whether another engine may answer otherwise."""
+    return status == 429 or status >= 500
 
 
 def _headers(head: AnswerHead, engine: RoutedEngine) -> list[tuple[bytes, bytes]]:

@@ -149,5 +149,5 @@ class Router(Collector):
             before_s = loop.time() - self.config.silence_s
             for engine in self.engines:
                 for attempt in tuple(engine.attempts):
-                    if attempt.is_stream and attempt.last_s < before_s:
+                    if attempt.has_fallen_silent(before_s):
                         attempt.fail("The engine has fallen silent.")

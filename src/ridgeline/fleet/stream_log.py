@@ -5,12 +5,13 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.fleet.upstream import UNREADABLE
 from ridgeline.server.continuation import MARK, ChoiceState, StreamState
 from ridgeline.server.replies import DONE
 
 _MARKS = re.compile(rb"^" + MARK + rb".*\n", re.MULTILINE)
 _ERROR = b'data: {"error"'  # not within another event: there its quotes are escaped
-_DATA = b"data: "
+_DATA = b"data:"
 _FOLD_BYTES = 64 << 10
 _MAX_EVENT_BYTES = 4 << 20
 
@@ -25,7 +26,8 @@ class _Event(msgspec.Struct):
 
     id: str = ""
     created: int = 0
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
+    usage: dict[str, Any] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Event)
@@ -36,6 +38,7 @@ class StreamLog:
 
     Events pass whole: half an event is held back, so that what the client has ends at one. While
     all goes well they are only kept, and read in batches of 64 KiB or when the engine is lost.
+    A stream of events that cannot be read passes as well, and cannot go on.
     """
 
     def __init__(self) -> None:
@@ -45,6 +48,7 @@ class StreamLog:
         self._id, self._created = "", 0
         self._choices: dict[int, ChoiceState] = {}
         self._has_usage = False
+        self._has_events = self._is_unreadable = False
         self.is_marked = False
         self.is_done = False
         self.error: bytes | None = None
@@ -91,7 +95,13 @@ class StreamLog:
     def is_empty(self) -> bool:
         """Whether the client has no event yet, so that the stream may as well begin anew."""
         self._fold()
-        return not self._id
+        return not self._has_events
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether `state` says all that the client has."""
+        self._fold()
+        return self.is_marked and not self._is_unreadable
 
     @property
     def lacks_only_the_end(self) -> bool:
@@ -109,16 +119,25 @@ class StreamLog:
         self._kept.clear()
         self._kept_bytes = 0
         for line in text.split(b"\n"):
-            if line.startswith(MARK):
-                _, choice, token_ids = line.split(b" ", 2)
-                self._choice(int(choice)).token_ids += map(int, token_ids.split(b","))
-            elif line.startswith(_DATA) and not line.startswith(DONE.rstrip()):
-                self._read(_DECODER.decode(line[len(_DATA) :]))
+            if self._is_unreadable and self._has_events:
+                return
+            try:
+                self._read_line(line)
+            except (ValueError, *UNREADABLE):
+                self._is_unreadable = True
+
+    def _read_line(self, line: bytes) -> None:
+        if line.startswith(MARK):
+            _, choice, token_ids = line.split(b" ", 2)
+            self._choice(int(choice)).token_ids += map(int, token_ids.split(b","))
+        elif line.startswith(_DATA) and line != DONE.rstrip():
+            self._has_events = True
+            self._read(_DECODER.decode(line[len(_DATA) :]))
 
     def _read(self, event: Any) -> None:
         self._id, self._created = event.id, event.created
-        self._has_usage = not event.choices
-        for choice in event.choices:
+        self._has_usage = event.choices == [] and event.usage is not None
+        for choice in event.choices or ():
             if choice.finish_reason is not None:
                 self._choice(choice.index).is_finished = True
 

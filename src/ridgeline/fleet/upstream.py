@@ -14,6 +14,7 @@ from ridgeline.core.errors import SettingsError
 _IDLE_S = 20.0  # shorter than a server keeps a connection
 _MAX_UNREAD_BYTES = 1 << 20  # of an answer that nobody takes yet
 _MAX_HEADERS = 256
+_MAX_HEADER_BYTES = 64 << 10  # of all that is no body, between two pieces of it
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -55,7 +56,8 @@ class Attempt:
         self._num_unread = 0
         self.connection: UpstreamConnection | None = None
         self.last_s = loop.time()
-        self.is_stream = False  # silence is a sign
+        self.may_not_fall_silent = False
+        self.is_paused = False
 
     @property
     def head(self) -> Awaitable[AnswerHead]:
@@ -80,6 +82,42 @@ class Attempt:
             take(unread)
         if self.connection is not None:
             self.connection.resume()
+
+    async def whole(self, most_bytes: int) -> bytes:
+        """The body, once it has ended.
+
+        Raises:
+            UpstreamError: it breaks off, is longer than ``most_bytes``, or the engine falls silent.
+        """
+        body = bytearray()
+
+        def keep(data: bytes) -> None:
+            if len(body) + len(data) > most_bytes:
+                raise ValueError(f"The engine answers more than {most_bytes} bytes.")
+            body.extend(data)
+
+        self.may_not_fall_silent = True
+        try:
+            self.attach(keep)
+        except ValueError as error:
+            raise UpstreamError(str(error)) from None
+        await self.ended
+        return bytes(body)
+
+    def pause(self) -> None:
+        """Read no more: whoever is to take it is slow. Silence is no sign until `resume`."""
+        self.is_paused = True
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        self.is_paused, self.last_s = False, self._loop.time()
+        if self.connection is not None:
+            self.connection.resume()
+
+    def has_fallen_silent(self, before_s: float) -> bool:
+        """Whether it should have said something after that time, and has not."""
+        return self.may_not_fall_silent and not self.is_paused and self.last_s < before_s
 
     def fail(self, reason: str) -> None:
         """Give it up, as if the connection were lost."""
@@ -132,6 +170,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._attempt: Attempt | None = None
         self._transport: asyncio.Transport | None = None
         self._is_head = False
+        self._num_header_bytes = 0
         self._pieces: list[bytes] = []
         self._headers: list[tuple[bytes, bytes]] = []
         self._is_whole = False
@@ -149,7 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._transport is not None
         self._attempt, attempt.connection = attempt, self
         self._is_head, self._is_whole = is_head, False
-        self._headers = []
+        self._headers, self._num_header_bytes = [], 0
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(request)
 
@@ -178,8 +217,14 @@ class UpstreamConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             attempt.fail(f"The engine's answer is not HTTP: {error}.")
             return
-        if self._pieces:
+        if not self._pieces:
+            self._num_header_bytes += len(data)
+            if self._num_header_bytes > _MAX_HEADER_BYTES:
+                attempt.fail("The engine's answer is not HTTP: headers without end.")
+                return
+        else:
             pieces, self._pieces = self._pieces, []
+            self._num_header_bytes = 0
             try:
                 attempt.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             except ValueError as error:
@@ -198,6 +243,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.forget(self)
         if attempt is not None:
             attempt.on_end(UpstreamError("The engine closed the connection."))
+
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            raise ValueError("what follows the answer is none of it")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self._headers) == _MAX_HEADERS:
