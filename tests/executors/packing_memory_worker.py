@@ -9,7 +9,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu.weights import pack_weights
 from ridgeline.kernels.cpu.pool import shared_pool
-from ridgeline.weights.loading import open_checkpoint
+from ridgeline.weights.matching import open_checkpoint
 
 
 def status(key: str) -> int:

@@ -11,7 +11,7 @@ from tests.parity.test_logits import TOLERANCES
 
 from ridgeline.core.errors import WeightsMismatchError
 from ridgeline.models import lower
-from ridgeline.weights import load_weights
+from ridgeline.weights import CheckpointWeights
 
 TELLING_CASES = pytest.mark.parametrize("case_id", TELLING)
 # OLMo's epsilon is no key of its config, and a tenth of it is lost among roundings.
@@ -81,10 +81,11 @@ def _load(case_id, oracle):
 def _load_as(spec, loaded, folder):
     """Load the checkpoint as if its config had said ``spec``."""
     definition = replace(loaded.definition, spec=spec)
-    return load_weights(
-        folder,
+    weights = CheckpointWeights(
+        path=folder,
         ops=lower(spec),
         sources=definition.sources,
         ignored=definition.ignored,
         dtype=loaded.model.dtype,
     )
+    return dict(weights.values())

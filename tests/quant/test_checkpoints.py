@@ -19,7 +19,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.engine.loading import load_model
 from ridgeline.models import describe, lower, read_config
 from ridgeline.quant import QuantizedTensor, read_scheme
-from ridgeline.weights import expanded_weights, stream_packed_weights, stream_weights
+from ridgeline.weights import CheckpointWeights, expanded_weights
 
 FOLDERS = sorted((Path(__file__).parents[1] / "data" / "quantized").iterdir())
 SAMPLE = "model.layers.0.self_attn.k_proj.weight"
@@ -56,8 +56,8 @@ def test_executors_can_have_the_codes_themselves(folder: Path) -> None:
         "dtype": "float32",
     }
     scheme = read_scheme(definition.quantization, strict=True)
-    loaded = dict(stream_weights(folder, quantization=scheme, **arguments))
-    packed = dict(stream_packed_weights(folder, quantization=scheme, **arguments))
+    weights = CheckpointWeights(path=folder, quantization=scheme, **arguments)
+    loaded, packed = dict(weights.values()), dict(weights.items())
     assert packed.keys() == loaded.keys()
     quantized = {name: w for name, w in packed.items() if isinstance(w, QuantizedTensor)}
     assert len(quantized) >= 2

@@ -8,7 +8,7 @@ from ridgeline.models import PRESETS, describe, lower, read_config
 from ridgeline.quant import QuantizedTensor, declared_formats, read_scheme
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import weights_bytes
-from ridgeline.weights import stream_packed_weights
+from ridgeline.weights import CheckpointWeights
 
 FOLDERS = sorted((Path(__file__).parents[1] / "data" / "quantized").iterdir())
 
@@ -16,15 +16,17 @@ FOLDERS = sorted((Path(__file__).parents[1] / "data" / "quantized").iterdir())
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_declared_formats_are_those_of_the_files(folder: Path) -> None:
     definition = describe(read_config(folder))
-    weights = stream_packed_weights(
-        folder,
+    weights = CheckpointWeights(
+        path=folder,
         quantization=read_scheme(definition.quantization),
         ops=lower(definition.spec),
         sources=definition.sources,
         ignored=definition.ignored,
         dtype="float32",
     )
-    stored = {name: weight for name, weight in weights if isinstance(weight, QuantizedTensor)}
+    stored = {
+        name: weight for name, weight in weights.items() if isinstance(weight, QuantizedTensor)
+    }
     declared = declared_formats(definition)
     assert declared.keys() == stored.keys()
     for name, form in declared.items():

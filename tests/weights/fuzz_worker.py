@@ -16,7 +16,7 @@ from ridgeline.core.arrays import Array, empty
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.ops import Head, Weight
 from ridgeline.models import TensorSource
-from ridgeline.weights import Checkpoint, load_weights
+from ridgeline.weights import Checkpoint, CheckpointWeights
 
 
 def bits(tensor: Array | torch.Tensor) -> bytes:
@@ -57,7 +57,10 @@ def load_as_model(folder: Path, shapes: dict[str, list[int]]) -> None:
     ops = [Head(weight=Weight(name=n, shape=tuple(s)), softcap=None) for n, s in shapes.items()]
     sources = {name: TensorSource(name=name) for name in shapes}
     try:
-        load_weights(folder, ops=ops, sources=sources, ignored=[r"int\..*"], dtype="float32")
+        weights = CheckpointWeights(
+            path=folder, ops=ops, sources=sources, ignored=[r"int\..*"], dtype="float32"
+        )
+        dict(weights.values())
     except RidgelineError as error:
         str(error).encode("ascii")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ridgeline.core.errors import RidgelineError
 from ridgeline.models import lower
 from ridgeline.text import tokenizer_from_gguf
-from ridgeline.weights import load_weights
+from ridgeline.weights import CheckpointWeights
 from ridgeline.weights.gguf import GGUFCheckpoint, GGUFFile, describe_gguf
 
 
@@ -29,13 +29,14 @@ def read_all(path: Path) -> None:
         tokenizer = tokenizer_from_gguf(checkpoint.metadata)
     if tokenizer is not None:
         tokenizer.decode(tokenizer.encode("Hello world\n  12 é <|x|>")[:64])
-    load_weights(
-        path,
+    weights = CheckpointWeights(
+        path=path,
         ops=lower(definition.spec),
         sources=definition.sources,
         ignored=definition.ignored,
         dtype="float32",
     )
+    dict(weights.values())
 
 
 def outcome(path: Path) -> str:

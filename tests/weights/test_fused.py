@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from ridgeline.core.errors import WeightsMismatchError
 from ridgeline.core.ops import Head, Op, Weight
 from ridgeline.models import TensorSource
-from ridgeline.weights import load_weights
+from ridgeline.weights import CheckpointWeights
 
 FUSED = torch.arange(54.0).view(9, 6)
 SOURCES = {
@@ -30,7 +30,7 @@ SPLIT = ops_of(q=(4, 6), k=(2, 6), v=(3, 6))
 def load(folder: Path, tensors: dict[str, torch.Tensor], ops: list[Op], **options: object):
     save_file(tensors, folder / "model.safetensors")
     arguments = {"sources": SOURCES, "ignored": [], "dtype": "float32"} | options
-    return load_weights(folder, ops=ops, **arguments)
+    return dict(CheckpointWeights(path=folder, ops=ops, **arguments).values())
 
 
 def transposed(sources: dict[str, TensorSource]) -> dict[str, TensorSource]:

@@ -20,7 +20,7 @@ from ridgeline.core.ops import Embed, Head, Norm, Op, Weight
 from ridgeline.core.spec import NormKind, NormSpec
 from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import TensorSource
-from ridgeline.weights import Checkpoint, load_weights, stream_weights, weight_shapes
+from ridgeline.weights import Checkpoint, CheckpointWeights, weight_shapes
 
 RMS = NormSpec(kind=NormKind.RMS, eps=1e-6)
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -62,7 +62,7 @@ def write_shards(folder: Path, tensors: dict[str, torch.Tensor], count: int = 2)
 
 def load(folder: Path, ops: list[Op], **options: object) -> dict[str, Array]:
     arguments = {"sources": sources_for(ops), "ignored": [], "dtype": "float32"} | options
-    return load_weights(folder, ops=ops, **arguments)
+    return dict(CheckpointWeights(path=folder, ops=ops, **arguments).values())
 
 
 @pytest.mark.parametrize("stored", FLOATS)
@@ -89,12 +89,10 @@ def test_a_tied_head_is_read_once_and_progress_ends_at_the_total(tmp_path: Path)
     save_file(tensors_for(ops), tmp_path / "model.safetensors")
     calls: list[tuple[int, int, str]] = []
     options = {"sources": sources_for(ops), "ignored": [], "dtype": "bfloat16"}
-    names = [
-        name
-        for name, _ in stream_weights(
-            tmp_path, ops=ops, progress=lambda *call: calls.append(call), **options
-        )
-    ]
+    weights = CheckpointWeights(
+        path=tmp_path, ops=ops, progress=lambda *call: calls.append(call), **options
+    )
+    names = [name for name, _ in weights.values()]
     assert sorted(names) == ["embed", "norm.0", "norm.1", "norm.2"]
     assert [call[0] for call in calls] == sorted(call[0] for call in calls)
     assert calls[-1][:2] == (12 * 4 * 4 + 3 * 4 * 4,) * 2

@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 from ridgeline.core.ops import Head, Weight
 from ridgeline.models import TensorSource
-from ridgeline.weights import load_weights
+from ridgeline.weights import CheckpointWeights
 
 def status(key):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if key in line)
@@ -24,7 +24,8 @@ def status(key):
 def load(folder, names_shapes, dtype):
     ops = [Head(weight=Weight(name=n, shape=tuple(s)), softcap=None) for n, s in names_shapes]
     sources = {n: TensorSource(name=n) for n, _ in names_shapes}
-    return load_weights(folder, ops=ops, sources=sources, ignored=[], dtype=dtype)
+    weights = CheckpointWeights(path=folder, ops=ops, sources=sources, ignored=[], dtype=dtype)
+    return dict(weights.values())
 
 small, large, shapes = json.loads(sys.argv[1])
 peaks = {}

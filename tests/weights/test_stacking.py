@@ -11,7 +11,7 @@ from tests.tiny import EXPERTS, SINKS
 
 from ridgeline.core.errors import WeightsMismatchError
 from ridgeline.models import describe, lower
-from ridgeline.weights import load_weights, weight_shapes
+from ridgeline.weights import CheckpointWeights, weight_shapes
 
 
 def definition_of(config):
@@ -34,13 +34,14 @@ def random_checkpoint(definition, ops):
 
 
 def load(folder, definition, ops):
-    return load_weights(
-        folder,
+    weights = CheckpointWeights(
+        path=folder,
         ops=ops,
         sources=definition.sources,
         ignored=definition.ignored,
         dtype="float32",
     )
+    return dict(weights.values())
 
 
 def test_experts_scattered_over_shards(tmp_path):

@@ -11,7 +11,7 @@ from ridgeline.core.op_facts import Role
 from ridgeline.core.weight_uses import weight_roles, weight_uses
 from ridgeline.models import TensorSource
 from ridgeline.weights import Checkpoint, weight_shapes
-from ridgeline.weights.loading import match_tensors
+from ridgeline.weights.matching import match_tensors
 from ridgeline.weights.stacking import split_stacks
 
 _WEIGHT = ".weight"

@@ -2,10 +2,10 @@
 
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.dummy import dummy_weights
-from ridgeline.weights.loading import load_weights, stream_weights, weight_shapes
 from ridgeline.weights.location import EMBEDDED, download_model, embedded_draft_folder, locate_model
 from ridgeline.weights.lora import Adapter, LoRAWeights, load_lora
-from ridgeline.weights.packed import Weight, expanded, stream_packed_weights
+from ridgeline.weights.matching import weight_shapes
+from ridgeline.weights.packed import Weight, expanded
 from ridgeline.weights.progress import Progress
 from ridgeline.weights.safetensors_file import SafetensorsFile
 from ridgeline.weights.source import (
@@ -36,13 +36,10 @@ __all__ = [
     "expanded",
     "expanded_weights",
     "load_lora",
-    "load_weights",
     "locate_model",
     "only_of",
     "rows_of",
     "stored_tensors",
-    "stream_packed_weights",
-    "stream_weights",
     "weight_parts",
     "weight_shapes",
 ]

@@ -24,11 +24,12 @@ from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 from ridgeline.weights.gguf.config import config_of
 from ridgeline.weights.gguf.convert import GGUFPlan, plan_gguf, write_gguf
 from ridgeline.weights.gguf.imatrix import Importance
-from ridgeline.weights.loading import weight_shapes
+from ridgeline.weights.matching import weight_shapes
 from ridgeline.weights.names import short_name
-from ridgeline.weights.packed import expanded, stream_weight_parts
+from ridgeline.weights.packed import expanded
 from ridgeline.weights.progress import Progress
 from ridgeline.weights.safetensors_writer import SafetensorsTensor, SafetensorsWriter
+from ridgeline.weights.source import CheckpointWeights
 from ridgeline.weights.temporary import copy_durably, refuse_existing, write_json
 
 _Floats = npt.NDArray[np.float32]
@@ -102,15 +103,16 @@ def _weights(
     progress: Progress | None,
 ) -> _Parts:
     """All weights in float32, stacks one matrix at a time."""
-    for name, index, weight in stream_weight_parts(
-        path,
+    weights = CheckpointWeights(
+        path=path,
         ops=ops,
         sources=definition.sources,
         ignored=definition.ignored,
         dtype="float32",
         quantization=scheme,
         progress=progress,
-    ):
+    )
+    for name, index, weight in weights.parts():
         yield name, index, expanded(weight, "float32")
         del weight  # before the next one is read
 

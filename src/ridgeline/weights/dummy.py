@@ -11,7 +11,7 @@ from ridgeline.core.op_facts import Role
 from ridgeline.core.ops import Op
 from ridgeline.core.spec import NormSpec
 from ridgeline.core.weight_uses import weight_roles, weight_uses
-from ridgeline.weights.loading import weight_shapes
+from ridgeline.weights.matching import weight_shapes
 from ridgeline.weights.stacking import RowRanges
 
 # A prime, so that no two rows of a usual width are the same part of the block.

@@ -1,25 +1,15 @@
-"""Weights as they are quantized, for executors that compute with codes and scales."""
+"""Weights as they are quantized: codes and scales, cut out of the tensors that hold them."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ridgeline.core.arrays import Array
-from ridgeline.core.ops import Op
-from ridgeline.models import TensorSource
-from ridgeline.quant import GGUFBlocks, QuantizedTensor, Scheme, stack
+from ridgeline.quant import GGUFBlocks, QuantizedTensor, stack
 from ridgeline.weights.gguf import GGUFCheckpoint
-from ridgeline.weights.loading import (
-    match_tensors,
-    open_checkpoint,
-    read_places,
-    weight_shapes,
-)
-from ridgeline.weights.progress import ByteCount, Progress
+from ridgeline.weights.matching import read_places
 from ridgeline.weights.quantized_checkpoint import QuantizedCheckpoint
-from ridgeline.weights.stacking import Places, RowRanges, split_stacks
+from ridgeline.weights.stacking import Places
 from ridgeline.weights.store import TensorStore
 
 Weight = Array | QuantizedTensor | GGUFBlocks
@@ -30,102 +20,14 @@ WeightPart = tuple[str, int | None, Weight]
 """A weight's name, its place in a stack if it is one matrix of that, and the weight itself."""
 
 
-def stream_packed_weights(
-    path: Path,
-    *,
-    ops: Sequence[Op],
-    sources: Mapping[str, TensorSource],
-    ignored: Sequence[str],
-    dtype: str,
-    quantization: Scheme | None = None,
-    progress: Progress | None = None,
-    rows: RowRanges | None = None,
-    only: Collection[str] | None = None,
-) -> Iterator[tuple[str, Weight]]:
-    """Yield (canonical name, weight); quantized ones as `QuantizedTensor` or `GGUFBlocks`.
-
-    As `stream_weights` otherwise: plain tensors come in ``dtype``, and so do the few quantized
-    weights that cannot be cut without expanding them (stored the other way round than codes are,
-    or experts that are quantized differently).
-    """
-    shapes = weight_shapes(ops)
-    stacks: dict[str, dict[int, Weight]] = {}
-    for name, index, weight in stream_weight_parts(
-        path,
-        ops=ops,
-        sources=sources,
-        ignored=ignored,
-        dtype=dtype,
-        quantization=quantization,
-        progress=progress,
-        rows=rows,
-        only=only,
-        cut_stacks=False,
-    ):
-        if index is None:
-            yield name, weight
-            del weight  # before the next one is read
-            continue
-        stacks.setdefault(name, {})[index] = weight
-        first, stop = (rows or {}).get(name, (0, shapes[name][0]))
-        if len(stacks[name]) == stop - first:
-            parts = stacks.pop(name)
-            yield name, _stacked([parts[index] for index in sorted(parts)], dtype)
-
-
-def stream_weight_parts(
-    path: Path,
-    *,
-    ops: Sequence[Op],
-    sources: Mapping[str, TensorSource],
-    ignored: Sequence[str],
-    dtype: str,
-    quantization: Scheme | None = None,
-    progress: Progress | None = None,
-    rows: RowRanges | None = None,
-    only: Collection[str] | None = None,
-    cut_stacks: bool = True,
-) -> Iterator[WeightPart]:
-    """As `stream_packed_weights`, but stacks of experts come one matrix after the other.
-
-    They come in file order, so that the parts of several stacks may come in turn. A tensor that
-    holds whole stacks is read one expert at a time, unless ``cut_stacks`` is false: then it comes
-    whole. With ``only``, weights of other names are checked, but not read.
-    """
-    shapes = weight_shapes(ops)
-    wanted = shapes.keys() if only is None else only
-    shapes, sources, stacks = split_stacks(shapes, sources, rows)
-    with open_checkpoint(path) as files:
-        checkpoint: TensorStore = files
-        if quantization is not None:
-            checkpoint = QuantizedCheckpoint(files, quantization)
-        matched = match_tensors(checkpoint, shapes, sources, ignored, rows, only)
-        places_of = stacks.wanted(matched, wanted)
-        count = ByteCount(progress, sum(map(checkpoint.num_bytes, places_of)))
-        for tensor, places in places_of.items():
-            advance = count.of(next(iter(places.values()))[0])
-            entries: Iterable[int | None] = (None,)
-            first = 0
-            if cut_stacks and _holds_stacks(places, shapes):
-                first, stop = next(iter(places)).experts or (0, checkpoint.shape(tensor)[0])
-                entries = range(first, stop)
-                places = {replace(place, experts=None): names for place, names in places.items()}
-            for entry in entries:
-                for part, weight in _weights(checkpoint, tensor, places, dtype, advance, entry):
-                    name, index = stacks.place(part)
-                    if name in wanted:
-                        yield name, index if entry is None else entry - first, weight
-                    del weight  # before the next one is read
-
-
-def _holds_stacks(places: Places, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def holds_stacks(places: Places, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether all that a tensor holds are stacks of matrices, each with the tensor's first axis, or
     the same part of it."""
     is_stacked = all(len(shapes[name]) == 3 for names in places.values() for name in names)
     return is_stacked and len({place.experts for place in places}) == 1
 
 
-def _weights(
+def read_weights(
     checkpoint: TensorStore,
     tensor: str,
     places: Places,
@@ -206,7 +108,8 @@ def expanded(weight: Weight, dtype: str) -> Array:
     return weight
 
 
-def _stacked(parts: Sequence[Weight], dtype: str) -> Weight:
+def stacked(parts: Sequence[Weight], dtype: str) -> Weight:
+    """A stack ``[E, out, in]`` of matrices: quantized if all are so alike, else values."""
     packed = [part for part in parts if isinstance(part, QuantizedTensor)]
     if len(packed) == len(parts) and (whole := stack(packed)) is not None:
         return whole

@@ -1,11 +1,11 @@
 """Where a model's weights come from: read one after the other, so that no two copies are held."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -17,16 +17,24 @@ from ridgeline.quant import Scheme
 from ridgeline.weights.digest import content_digest, weight_files
 from ridgeline.weights.dummy import stream_dummy_weights
 from ridgeline.weights.gguf.shards import part_names
-from ridgeline.weights.loading import stream_weights, weight_shapes
+from ridgeline.weights.matching import (
+    match_tensors,
+    open_checkpoint,
+    read_places,
+    weight_shapes,
+)
 from ridgeline.weights.packed import (
     Weight,
     WeightPart,
     expanded,
-    stream_packed_weights,
-    stream_weight_parts,
+    holds_stacks,
+    read_weights,
+    stacked,
 )
-from ridgeline.weights.progress import Progress
-from ridgeline.weights.stacking import RowRanges
+from ridgeline.weights.progress import ByteCount, Progress
+from ridgeline.weights.quantized_checkpoint import QuantizedCheckpoint
+from ridgeline.weights.stacking import Places, RowRanges, Stacks, split_stacks
+from ridgeline.weights.store import TensorStore
 
 
 class WeightSource(Protocol):
@@ -39,11 +47,21 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWeights:
-    """The weights of a folder or GGUF file, as `stream_packed_weights` yields them.
+    """The weights of a folder or GGUF file.
 
-    ``items`` raises what that raises, before it yields anything unless a file fails later. ``rows``
-    are the wanted ones of weights of which not all are; ``only`` names the wanted weights, if not
-    all are.
+    ``sources`` says which tensor of the checkpoint each weight is, or which rows of it; ``ignored``
+    are regular expressions for the full names of tensors that may be left over. Of weights in
+    ``rows`` no others are read. With ``only``, weights of other names are checked, but not read.
+
+    A weight that several ops read, such as a tied head, comes once, and one that is stacked from
+    several tensors when its last part has been read. Values are not looked at: NaN passes.
+    ``items``, ``values`` and ``parts`` follow the order of the file and hold no more than one
+    weight, for callers that pack or move each in turn. All raise, at the first step, before any
+    weight is read, unless a file fails later:
+
+        WeightsMismatchError: tensors are missing, left over or of another shape; names them.
+        UnsupportedModelError: a weight has a dtype that is not a plain floating-point one.
+        ModelNotFoundError, CorruptFileError, DiskError: as `Checkpoint`.
     """
 
     path: Path
@@ -62,18 +80,87 @@ class CheckpointWeights:
         return self.quantization is not None or not self.path.is_dir()
 
     def items(self) -> Iterator[tuple[str, Weight]]:
+        """Every weight, quantized ones as `QuantizedTensor` or `GGUFBlocks`.
+
+        Plain tensors come in ``dtype``, and so do the few quantized weights that cannot be cut
+        without expanding them (stored the other way round than codes are, or experts that are
+        quantized differently).
+        """
         # Stacks of plain tensors are filled in place by the one, and need twice the memory by the
         # other.
-        stream = stream_packed_weights if self.may_be_quantized else stream_weights
-        return stream(self.path, **self._arguments())
+        return self._joined_parts() if self.may_be_quantized else self.values()
 
-    def parts(self, only: Collection[str] | None = None) -> Iterator[WeightPart]:
-        """The same, or ``only`` some of them, but stacks one matrix at a time; see
-        `stream_weight_parts`."""
-        arguments = self._arguments()
-        if only is not None:
-            arguments["only"] = only
-        return stream_weight_parts(self.path, **arguments)
+    def values(self) -> Iterator[tuple[str, Array]]:
+        """Every weight in ``dtype`` and in memory of its own, quantized ones expanded.
+
+        Beside the weight itself this takes a few MiB, and one tensor where the checkpoint stores it
+        transposed, or one expert's where it stores experts apart.
+        """
+        shapes, sources, stacks = split_stacks(weight_shapes(self.ops), self.sources, self.rows)
+        for tensor in self._tensors(shapes, sources, stacks, self.only):
+            for name, weight in stacks.join(read_places(*tensor)):
+                if self.only is None or name in self.only:
+                    yield name, weight
+                del weight  # before the next one is read
+
+    def parts(
+        self, only: Collection[str] | None = None, *, cut_stacks: bool = True
+    ) -> Iterator[WeightPart]:
+        """The weights of ``items``, or ``only`` some, but stacks of experts one matrix at a time.
+
+        The parts of several stacks may come in turn. A tensor that holds whole stacks is read one
+        expert at a time, unless ``cut_stacks`` is false: then it comes whole.
+        """
+        only = self.only if only is None else only
+        shapes, sources, stacks = split_stacks(weight_shapes(self.ops), self.sources, self.rows)
+        for checkpoint, tensor, places, dtype, advance in self._tensors(
+            shapes, sources, stacks, only
+        ):
+            entries: Iterable[int | None] = (None,)
+            first = 0
+            if cut_stacks and holds_stacks(places, shapes):
+                first, stop = next(iter(places)).experts or (0, checkpoint.shape(tensor)[0])
+                entries = range(first, stop)
+                places = {replace(place, experts=None): names for place, names in places.items()}
+            for entry in entries:
+                for part, weight in read_weights(checkpoint, tensor, places, dtype, advance, entry):
+                    name, index = stacks.place(part)
+                    if only is None or name in only:
+                        yield name, index if entry is None else entry - first, weight
+                    del weight  # before the next one is read
+
+    def _joined_parts(self) -> Iterator[tuple[str, Weight]]:
+        shapes = weight_shapes(self.ops)
+        stacks: dict[str, dict[int, Weight]] = {}
+        for name, index, weight in self.parts(cut_stacks=False):
+            if index is None:
+                yield name, weight
+                del weight  # before the next one is read
+                continue
+            stacks.setdefault(name, {})[index] = weight
+            first, stop = self.rows.get(name, (0, shapes[name][0]))
+            if len(stacks[name]) == stop - first:
+                parts = stacks.pop(name)
+                yield name, stacked([parts[index] for index in sorted(parts)], self.dtype)
+
+    def _tensors(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        sources: Mapping[str, TensorSource],
+        stacks: Stacks,
+        only: Collection[str] | None,
+    ) -> Iterator[tuple[TensorStore, str, Places, str, Callable[[int], None]]]:
+        """What `read_places` takes, for each tensor of which something is wanted."""
+        with open_checkpoint(self.path) as files:
+            checkpoint: TensorStore = files
+            if self.quantization is not None:
+                checkpoint = QuantizedCheckpoint(files, self.quantization)
+            matched = match_tensors(checkpoint, shapes, sources, self.ignored, self.rows, only)
+            places_of = stacks.wanted(matched, only)
+            count = ByteCount(self.progress, sum(map(checkpoint.num_bytes, places_of)))
+            for tensor, places in places_of.items():
+                advance = count.of(next(iter(places.values()))[0])
+                yield checkpoint, tensor, places, self.dtype, advance
 
     def num_bytes(self) -> int:
         """Bytes of the files; 0 for what cannot be read."""
@@ -102,9 +189,6 @@ class CheckpointWeights:
         if self.only is not None:
             meaning += (sorted(self.only),)
         return hashlib.sha256(repr((content, meaning)).encode()).hexdigest()
-
-    def _arguments(self) -> dict[str, Any]:
-        return {field: getattr(self, field) for field in self.__slots__ if field != "path"}
 
     def _files(self) -> list[Path]:
         if self.path.is_dir():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ridgeline.core.arrays import Array, cast, empty
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.models import TensorSource
-from ridgeline.weights.loading import name_in, stored_shapes
+from ridgeline.weights.matching import name_in, stored_shapes
 from ridgeline.weights.names import short_name
 from ridgeline.weights.stacking import split_stacks
 from ridgeline.weights.store import TensorStore

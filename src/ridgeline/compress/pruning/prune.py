@@ -42,7 +42,7 @@ from ridgeline.kernels.tensors import as_array
 from ridgeline.models import lower, read_config
 from ridgeline.weights import Checkpoint, stored_tensors, weight_shapes
 from ridgeline.weights.digest import content_digest
-from ridgeline.weights.loading import match_tensors
+from ridgeline.weights.matching import match_tensors
 from ridgeline.weights.stacking import split_stacks
 
 _PRIME = 100_003  # so that layers and seeds have random numbers of their own

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint under their canonical names, all shapes checked before a byte is read."""
+"""Which tensor of a checkpoint holds which weight: all shapes are checked before a byte is read."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,13 +12,10 @@ from ridgeline.core.errors import UnsupportedModelError, WeightsMismatchError
 from ridgeline.core.ops import Op
 from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import TensorSource
-from ridgeline.quant import Scheme
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.gguf import GGUFCheckpoint
 from ridgeline.weights.names import list_some, short_name
-from ridgeline.weights.progress import ByteCount, Progress
-from ridgeline.weights.quantized_checkpoint import QuantizedCheckpoint
-from ridgeline.weights.stacking import Places, RowRanges, split_stacks
+from ridgeline.weights.stacking import Places, RowRanges
 from ridgeline.weights.store import TensorStore
 
 # What needs no scale beside it; eight-bit floats do.
@@ -42,79 +39,6 @@ def weight_shapes(ops: Iterable[Op]) -> dict[str, tuple[int, ...]]:
             shape = shapes.setdefault(weight.name, weight.shape)
             assert shape == weight.shape, weight.name
     return shapes
-
-
-def load_weights(
-    folder: Path,
-    *,
-    ops: Sequence[Op],
-    sources: Mapping[str, TensorSource],
-    ignored: Sequence[str],
-    dtype: str,
-    quantization: Scheme | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Array]:
-    """All weights that ``ops`` read, by canonical name, in memory of their own.
-
-    See `stream_weights` for the arguments and errors. Peak memory is the weights in ``dtype`` plus
-    a few MiB, and one tensor where the checkpoint stores it transposed, or one expert's where it
-    stores experts apart.
-    """
-    return dict(
-        stream_weights(
-            folder,
-            ops=ops,
-            sources=sources,
-            ignored=ignored,
-            dtype=dtype,
-            quantization=quantization,
-            progress=progress,
-        )
-    )
-
-
-def stream_weights(
-    folder: Path,
-    *,
-    ops: Sequence[Op],
-    sources: Mapping[str, TensorSource],
-    ignored: Sequence[str],
-    dtype: str,
-    quantization: Scheme | None = None,
-    progress: Progress | None = None,
-    rows: RowRanges | None = None,
-    only: Collection[str] | None = None,
-) -> Iterator[tuple[str, Array]]:
-    """Yield (canonical name, weight) in file order, for callers that pack or move each in turn.
-
-    ``sources`` says which tensor of the checkpoint each weight is, or which rows of it; ``ignored``
-    are regular expressions for the full names of tensors that may be left over. A weight that
-    several ops read, such as a tied head, comes once. Values are not looked at: NaN passes. A
-    weight that is stacked from several tensors comes when its last part has been read. Weights that
-    the scheme ``quantization`` stores in parts are expanded, one at a time. Of weights in ``rows``
-    no others are read. With ``only``, weights of other names are checked, but not read.
-
-    Raises (at the first step, before any weight is read, unless a file fails later):
-        WeightsMismatchError: tensors are missing, left over or of another shape; names them.
-        UnsupportedModelError: a weight has a dtype that is not a plain floating-point one.
-        ModelNotFoundError, CorruptFileError, DiskError: as `Checkpoint`.
-    """
-    shapes, sources, stacks = split_stacks(weight_shapes(ops), sources, rows)
-    with open_checkpoint(folder) as files:
-        checkpoint: TensorStore = files
-        if quantization is not None:
-            checkpoint = QuantizedCheckpoint(files, quantization)
-        matched = match_tensors(checkpoint, shapes, sources, ignored, rows, only)
-        places_of = stacks.wanted(matched, only)
-        count = ByteCount(progress, sum(map(checkpoint.num_bytes, places_of)))
-        for tensor, places in places_of.items():
-            advance = count.of(next(iter(places.values()))[0])
-            for name, weight in stacks.join(
-                read_places(checkpoint, tensor, places, dtype, advance)
-            ):
-                if only is None or name in only:
-                    yield name, weight
-                del weight  # before the next one is read
 
 
 def read_places(
