@@ -338,3 +338,47 @@ def test_whether_the_break_even_can_be_reached(capsys, usd, text):
     assert text in " ".join(out.split())
     result = json.loads(run(capsys, *options, "--json")[1])
     assert result["most_output_tok_s"] > result["output_tok_s"]
+
+
+def test_layouts_are_compared_and_the_best_is_named(capsys):
+    options = ("--shape", "qwen3-30b-a3b", "--hardware", "h100", "--count", "4", "--layouts")
+    code, out, _ = run(capsys, *options, *SHORT, "--json")
+    assert code == 0
+    result = json.loads(out)
+    names = [each["options"] for each in result["layouts"]]
+    assert set(names) == {
+        "-dp 4", "-pp 2 -dp 2", "-pp 4", "-tp 2 -dp 2", "-tp 2 -pp 2", "-tp 4", "-ep 2 -dp 2",
+        "-pp 2 -ep 2", "-ep 4",
+    }  # fmt: skip
+    assert result["best"] == names[0]
+    by_name = {each["options"]: each for each in result["layouts"]}
+    assert by_name["-tp 4"]["sent_bytes"] > by_name["-tp 2 -dp 2"]["sent_bytes"] > 0
+    _, out, _ = run(capsys, *options, *SHORT)
+    assert f"best {names[0]}" in " ".join(out.split())
+
+
+def test_machines_like_this_one_are_stages_of_a_pipeline_over_a_network(capsys, monkeypatch):
+    known = catalogue_machine(load_catalogue(), "l4").calibration
+    known = msgspec.structs.replace(known, executor="cpu")
+    monkeypatch.setattr(plan, "this_calibration", lambda _: known)
+    base = ("--shape", "qwen3-0.6b", "--layouts", "--count", "2", *SHORT, "--json")
+    result = json.loads(run(capsys, *base, "--network-gb-per-s", "0.125")[1])
+    assert {each["options"] for each in result["layouts"]} == {"-dp 2", "-pp 2"}
+    result = json.loads(run(capsys, *base)[1])
+    assert result["refused"] == {
+        "Its stages are in several hosts; give --network-gb-per-s.": ["-pp 2"]
+    }
+    assert "one machine like this" in run(capsys, "--shape", "qwen3-0.6b", "--count", "2")[2]
+
+
+def test_what_layouts_do_not_take_is_refused(capsys):
+    base = ("--shape", "qwen3-0.6b", "--hardware", "l4")
+    for more, message in (
+        (("--layouts", "-tp", "2"), "--tensor-parallel means nothing with --layouts"),
+        (("--layouts", "--rate", "1"), "--rate means nothing with --layouts"),
+        (("--network-gb-per-s", "1"), "--network-gb-per-s is of --layouts"),
+        (("--layouts", "--network-us", "1"), "--network-us needs --network-gb-per-s"),
+    ):
+        code, _, error = run(capsys, *base, *more)
+        assert code == 2
+        assert message in " ".join(error.split())

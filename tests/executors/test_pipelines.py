@@ -135,7 +135,7 @@ def test_a_model_is_cut_by_the_price_of_its_layers():
     """The head is worth more than two layers, so that the last stage has fewer of them."""
     config = CONFIG | {"num_hidden_layers": 6, "vocab_size": 8000}
     model = _model(config)
-    costs = layer_costs(model, "cpu")
+    costs = layer_costs(priced_model(model, "cpu"))
     assert costs[-1] > 2 * costs[1]
     borders = _layout(model, 2).stage_borders
     assert borders == (0, 4, 6)

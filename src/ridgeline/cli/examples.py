@@ -65,6 +65,7 @@ EXAMPLES = {
     ),
     "bench-ladder": ("ridgeline bench ladder --subjects embedded,1b",),
     "plan": (
+        "ridgeline plan --shape llama-3.1-8b --hardware h100 --count 8 --layouts --slo tpot=0.01",
         "ridgeline plan --shape llama-3.1-8b --hardware l4 --rate 0.5 --slo ttft=0.5,tpot=0.1",
     ),
     "optimize": (

@@ -19,6 +19,7 @@ from ridgeline.cli.options import Parser
 from ridgeline.cli.plan_report import (
     print_cheapest,
     print_disaggregation,
+    print_layouts,
     print_placement,
     print_plan,
 )
@@ -80,6 +81,18 @@ def add_options(parser: Parser) -> None:
     what.add_argument(
         "--disaggregate", action="store_true", help="instances for prefill and for decode alone"
     )
+    what.add_argument(
+        "--layouts", action="store_true", help="compare -tp, -pp, -ep and -dp on all devices"
+    )
+    parser.add_argument(
+        "--network-gb-per-s",
+        type=float,
+        metavar="G",
+        help="gigabytes a second that a host sends to another, for --layouts",
+    )
+    parser.add_argument(
+        "--network-us", type=float, metavar="U", help="microseconds of a message; default 50"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_html_option(parser)
     parser.set_defaults(run=run)
@@ -99,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _cheapest(arguments, question)
     if arguments.disaggregate:
         return _disaggregate(arguments, question)
+    if arguments.layouts:
+        return _layouts(arguments, question)
     from ridgeline.planning import answer, highest_rate
 
     with status_line("planning"):
@@ -149,15 +164,27 @@ _EXCLUDED = {
     ),
 }
 _EXCLUDED["disaggregate"] = (("trace", *MONEY), "it counts instances of a typical request")
+_EXCLUDED["layouts"] = (
+    ("rate", "trace", "tensor_parallel", "cheapest", *MONEY),
+    "it compares layouts of the devices that there are, each with all that it can take",
+)
 _MIN_REQUESTS = 40
+_NETWORK_US = 50.0  # of a message by TCP, where nothing else is known
 
 
 def _check(arguments: argparse.Namespace) -> None:
     check_new_files([arguments.html])
-    if arguments.html and (arguments.cheapest or arguments.disaggregate or arguments.place):
+    several = ("cheapest", "disaggregate", "place", "layouts")
+    if arguments.html and any(_given(arguments, name) for name in several):
         raise InvalidRequestError(
-            "--html is of one plan: no --cheapest, --disaggregate or --place."
+            "--html is of one plan: no --cheapest, --disaggregate, --place or --layouts."
         )
+    for name in ("network_gb_per_s", "network_us"):
+        value = getattr(arguments, name)
+        if value is not None and not (arguments.layouts and 0 < value < 1e6):
+            raise InvalidRequestError(f"{_option(name)} is of --layouts, and greater than 0.")
+    if arguments.network_us is not None and arguments.network_gb_per_s is None:
+        raise InvalidRequestError("--network-us needs --network-gb-per-s.")
     for name, (others, why) in _EXCLUDED.items():
         for other in others if _given(arguments, name) else ():
             if _given(arguments, other):
@@ -228,9 +255,9 @@ def _machine(arguments: argparse.Namespace) -> "Machine":
 
     count = arguments.count or 1
     if _hardware(arguments) == THIS:
-        if count != 1:
+        if count != 1 and not arguments.layouts:
             raise InvalidRequestError("There is one machine like this; --count is for others.")
-        machine = this_machine(this_calibration(arguments))
+        machine = replace(this_machine(this_calibration(arguments)), count=count, host_devices=1)
     else:
         machine = catalogue_machine(
             load_catalogue(arguments.catalogue), _hardware(arguments), count
@@ -344,6 +371,20 @@ def _disaggregate(arguments: argparse.Namespace, question: "Question") -> int:
         print(json.dumps(result))
         return 0
     print_disaggregation(result, arguments.rate)
+    return 0
+
+
+def _layouts(arguments: argparse.Namespace, question: "Question") -> int:
+    from ridgeline.planning import Network, compare_layouts
+
+    gb_per_s, latency_us = arguments.network_gb_per_s, arguments.network_us or _NETWORK_US
+    network = gb_per_s and Network(bytes_per_s=gb_per_s * 1e9, latency_s=latency_us / 1e6)
+    with status_line("planning"):
+        found = compare_layouts(question, network).to_json()
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        print_layouts(found, question.machine.count, question.machine.name)
     return 0
 
 

@@ -129,6 +129,56 @@ def print_cheapest(plans: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> 
     _print_notes(console, list(dict.fromkeys([*notes, *of_plans])))
 
 
+def print_layouts(result: Mapping[str, Any], count: int, hardware: str) -> None:
+    """Layouts of a model on all devices, the one of the most tokens first."""
+    console = output_console()
+    console.print(f"layouts of {count} × {hardware}")
+    table = Table(
+        "layout", "TTFT ms", "TPOT ms", "at once", "TPOT then", "tok/s", "kB a token", "exchanges"
+    )
+    for each in result["layouts"]:
+        if not each["fits"]:
+            table.add_row(each["options"], *"–––––––")
+            continue
+        table.add_row(
+            each["options"],
+            _milliseconds(each["ttft_s"]),
+            _milliseconds(each["alone_tpot_s"]),
+            f"{each['batch']:,}" if each["batch"] else "–",
+            _milliseconds(each["tpot_s"]),
+            f"{each['output_tok_s']:,.0f}",
+            f"{each['sent_bytes'] / 1e3:,.1f}",
+            f"{each['exchanged_share']:.1%}",
+        )
+    console.print(table)
+    by_name = {each["options"]: each for each in result["layouts"]}
+    if result["best"] is None:
+        print_paragraph(
+            console, "  none holds a sequence of this length beside the weights", indent=4
+        )
+    else:
+        best, fastest = by_name[result["best"]], by_name[result["fastest_alone"]]
+        missed = "" if best["meets_slo"] else "; none meets the limits"
+        print_paragraph(
+            console,
+            f"  best {best['options']}: {best['output_tok_s']:,.0f} tok/s{missed}. A lone request "
+            f"is fastest with {fastest['options']}: {_milliseconds(fastest['alone_tpot_s'])} ms a "
+            "token",
+            indent=4,
+        )
+    print_paragraph(
+        console,
+        "  TTFT and the first TPOT are of a lone request; kB are what all ranks of a replica send "
+        "for a token that is decoded, exchanges are their share of that time",
+        indent=4,
+        style="dim",
+    )
+    refused = [
+        f"Not possible: {', '.join(options)}. {why}" for why, options in result["refused"].items()
+    ]
+    _print_notes(console, [*refused, *result["notes"]])
+
+
 def print_disaggregation(result: Mapping[str, Any], rate_rps: float | None) -> None:
     """Instances for prefill and for decode alone, and what moves between them."""
     ratio = result["ratio"]

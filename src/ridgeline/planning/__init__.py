@@ -1,6 +1,7 @@
 """Planning: what machines can do for a load, by the real scheduler on a simulated executor."""
 
 from ridgeline.planning.capacity import CapacityPlan, answer
+from ridgeline.planning.layouts import LayoutComparison, LayoutPrice, Network, compare_layouts
 from ridgeline.planning.load import TooLongError
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
@@ -22,8 +23,11 @@ from ridgeline.roofline.slo import Slo
 __all__ = [
     "Arrival",
     "CapacityPlan",
+    "LayoutComparison",
+    "LayoutPrice",
     "Machine",
     "ModelDemand",
+    "Network",
     "Placed",
     "Question",
     "RankedModel",
@@ -35,6 +39,7 @@ __all__ = [
     "catalogue_machine",
     "cheapest",
     "cheapest_placement",
+    "compare_layouts",
     "highest_rate",
     "order_ranked",
     "place_models",

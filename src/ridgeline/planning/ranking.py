@@ -103,7 +103,7 @@ def rank_model(
         return predictor.batch_seconds(decode_batch(batch, middle))
 
     prefill_s = predictor.batch_seconds(prefill_batch(context))
-    batch = _largest_within(token_s, slo.tpot_s, min(memory.max_batch, MAX_SEQS))
+    batch = largest_within(token_s, slo.tpot_s, min(memory.max_batch, MAX_SEQS))
     tpot_s = token_s(max(1, batch))
     end_s = prefill_s + tpot_s * (output_tokens - 1)
     rate = batch * output_tokens / (batch * prefill_s + output_tokens * tpot_s)
@@ -136,7 +136,7 @@ def order_ranked(found: Sequence[RankedModel], by: str) -> list[RankedModel]:
     return sorted(found, key=key)
 
 
-def _largest_within(token_s: Callable[[int], float], limit_s: float | None, most: int) -> int:
+def largest_within(token_s: Callable[[int], float], limit_s: float | None, most: int) -> int:
     """The largest batch whose step takes no longer than the limit; 0 if none does."""
     if limit_s is None or token_s(most) <= limit_s:
         return most

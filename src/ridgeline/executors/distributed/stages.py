@@ -9,6 +9,7 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.models import lower
 from ridgeline.roofline.batch import make_batch
+from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import op_work
 from ridgeline.roofline.pipeline import stage_borders
 
@@ -36,19 +37,16 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
             f"The model has {len(model.spec.layers)} layers, too few for {num_stages} stages; "
             "lower pipeline_parallel_size."
         )
-    costs = layer_costs(model, executor, kv_cache_dtype=config.kv_cache_dtype)
-    borders = stage_borders(costs, num_stages)
+    priced = priced_model(model, executor, kv_cache_dtype=config.kv_cache_dtype)
+    borders = stage_borders(layer_costs(priced), num_stages)
     return ParallelLayout(tensor=tensor, expert=expert, pipeline=num_stages, stage_borders=borders)
 
 
-def layer_costs(
-    model: ExecutorModel, executor: str, *, kv_cache_dtype: str = "auto"
-) -> list[float]:
+def layer_costs(model: PricedModel) -> list[float]:
     """Bytes that each layer moves in a step that decodes a few sequences; the embedding is with the
     first layer, and the head with the last."""
-    priced = priced_model(model, executor, kv_cache_dtype=kv_cache_dtype)
     batch = make_batch(_SPANS)
     return [
-        sum(op_work(op, batch, priced).num_bytes for op in lower(replace(model.spec, stage=stage)))
+        sum(op_work(op, batch, model).num_bytes for op in lower(replace(model.spec, stage=stage)))
         for stage in ((layer, layer + 1) for layer in range(len(model.spec.layers)))
     ]
