@@ -56,7 +56,7 @@ inline int unit_columns(const rl_matrix& m) {
 }
 
 // What `minus_sum` is a multiple of: with factors, sums start so often that it is worth their middle code.
-inline int32_t minus_unit(const rl_matrix& m) { return m.has_factors ? kMiddleWithFactors : 1; }
+inline int32_t minus_unit(const rl_matrix& m) { return m.has_factors ? middle_code(m.format) : 1; }
 
 // What integer sums start from, but for their middle code: minus the sum of some bytes, times
 // `minus_unit`. Where sums are of 16 bits it is two halves.

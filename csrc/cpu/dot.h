@@ -1,4 +1,4 @@
-// Sums of products of codes (unsigned, 4 to 8 bits) and activations (signed bytes), four columns at
+// Sums of products of codes (unsigned, 2 to 8 bits) and activations (signed bytes), four columns at
 // a time: a vector of weights holds a quad of columns for each of W rows.
 #pragma once
 
@@ -164,20 +164,33 @@ struct Sums {
   vi total() const { return (vi)v; }
 };
 
-// Nibbles: all eight quads of a block fit. A lane holds the products of 16 bytes a, and starts from
+// Up to nibbles all eight quads of a block fit. Of these a lane holds the products of 16 bytes a, and starts from
 // -4 times the sum of all 32: it stays within 16 * 127 * (15 - 4) + 16 * 127 * 4 = 30,480.
-template <>
-struct Sums<RL_Q4> {
+template <int F>
+struct SumsOfBlocks {
   __m256i v;
-  Sums() = default;
-  explicit Sums(vi minus_sum) : v(_mm256_slli_epi16((__m256i)minus_sum, 3)) {}
-  void add(Codes<RL_Q4> codes, Quad quad) {
+  SumsOfBlocks() = default;
+  explicit SumsOfBlocks(vi minus_sum)
+      : v(_mm256_slli_epi16((__m256i)minus_sum, code_bits(F) - 1)) {}
+  void add(Codes<F> codes, Quad quad) {
     __m256i products;
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
         : "+x"(v), "=&x"(products)
         : "x"(codes.v), "x"(quad));
   }
   vi total() const { return (vi)_mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
+};
+template <>
+struct Sums<RL_Q2> : SumsOfBlocks<RL_Q2> {
+  using SumsOfBlocks::SumsOfBlocks;
+};
+template <>
+struct Sums<RL_Q3> : SumsOfBlocks<RL_Q3> {
+  using SumsOfBlocks::SumsOfBlocks;
+};
+template <>
+struct Sums<RL_Q4> : SumsOfBlocks<RL_Q4> {
+  using SumsOfBlocks::SumsOfBlocks;
 };
 
 // Bytes are two nibbles; the middle code is that of the high ones.
@@ -272,17 +285,18 @@ constexpr bool kInPairs = false;
 
 using Line = decltype(line(nullptr));
 
-// Codes of 4 bits less 8, times the factors of W rows, plus an offset. With a factor f >= 0 that is
-// f * code - 8f, otherwise -f * (15 - code) + 7f: one product of 16 bits makes two bytes, as no product
-// is beyond 240.
+// Codes less their middle, times the factors of W rows, plus an offset. Of 4 bits that is, with a factor
+// f >= 0, f * code - 8f, otherwise -f * (15 - code) + 7f: one product of 16 bits makes two bytes, as no
+// product is beyond 240.
+template <int F>
 class FactorLine {
  public:
   FactorLine(const int8_t* factors, int offset) {
     vi factor;
     for (int row = 0; row < W; ++row) factor[row] = factors[row];
     vi negative = factor >> 31, size = (factor ^ negative) - negative;
-    vi less = 8 * size + (factor & negative) - offset;
-    flips_ = line_of(negative & 0x0f0f0f0f);
+    vi less = middle_code(F) * size + (factor & negative) - offset;
+    flips_ = line_of(negative & (2 * middle_code(F) - 1) * 0x01010101);
     sizes_ = line_of(size | size << 16);
     less_ = line_of((vi)((vu)(less & 0xff) * 0x01010101u));
   }
@@ -311,6 +325,19 @@ inline void read_quads(const uint8_t* block, int row, int t, Line& first, Line& 
   if constexpr (F == RL_Q8) {
     first = line(p + 64 * t);
     second = line(p + 64 * (t + 4));
+  } else if constexpr (F == RL_Q2) {
+    first = bits(line(p), 2 * t, 3);
+    second = bits(line(p + 64), 2 * t, 3);
+  } else if constexpr (F == RL_Q3) {
+    if (t < 3) {
+      Line pair = line(p + 64 * t);
+      first = bits(pair, 0, 7);
+      second = bits(pair, 3, 7);
+    } else {
+      Line middle = line(p + 64);
+      first = both(bits(line(p), 6, 3), bits(middle, 4, 4));
+      second = both(bits(middle, 7, 1), bits(line(p + 128), 5, 6));
+    }
   } else {
     Line nibbles = line(p + 64 * t);
     first = bits(nibbles, 0, 15);

@@ -15,7 +15,7 @@ namespace {
 template <int F, bool FromBytes, int M>
 constexpr int row_vectors() {
   if (W == 16) return M >= 5 ? 2 : 1;
-  return W == 8 && (F == RL_Q4 || FromBytes || M <= 2) ? 2 : 1;
+  return W == 8 && (code_bits(F) <= 4 || FromBytes || M <= 2) ? 2 : 1;
 }
 
 // The tiles that they belong to.
@@ -34,15 +34,17 @@ constexpr int block_bytes() {
   return FromBytes ? kExpandedBlock : block_lines(F) * 64;
 }
 
-// Sums of one unit, or of several units of a matrix with factors whose products were expanded.
+// Sums of one unit, or of several units of a matrix with factors whose products were expanded, which are
+// multiples of `middle`.
 template <int F, int M, int R>
-RL_INLINE inline void start_sums(const int32_t* minus_sums, int units, Sums<F> (&sums)[R][M]) {
+RL_INLINE inline void start_sums(const int32_t* minus_sums, int units, int middle,
+                                 Sums<F> (&sums)[R][M]) {
   RL_UNROLL
   for (int m = 0; m < M; ++m) {
     int32_t minus = minus_sums[m];
     if (units > 1) {
       for (int unit = 1; unit < units; ++unit) minus += minus_sums[unit * M + m];
-      minus /= kMiddleWithFactors;
+      minus /= middle;
     }
     Sums<F> start(splat_i(minus));
     RL_UNROLL
@@ -51,8 +53,8 @@ RL_INLINE inline void start_sums(const int32_t* minus_sums, int units, Sums<F> (
 }
 
 // Sums of a block that factors multiply.
-template <int M, int R>
-RL_INLINE inline void start_sums_of_block(const int32_t* minus_sums, Sums<RL_Q4> (&sums)[R][M]) {
+template <int F, int M, int R>
+RL_INLINE inline void start_sums_of_block(const int32_t* minus_sums, Sums<F> (&sums)[R][M]) {
   RL_UNROLL
   for (int m = 0; m < M; ++m) {
     vi start = splat_i(minus_sums[m]);
@@ -240,7 +242,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     const int8_t* quads = panels.panel_bytes(panel);
     const int32_t* minus_sums = has_min ? kZeros : panels.panel_minus_sums(panel);
     const int units = K == Kind::kBlocks && matrix.has_factors ? blocks_per_step : 1;
-    const int next_units = has_min ? 0 : units * M;
+    const int next_units = has_min ? 0 : units * M, middle = middle_code(matrix.format);
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = has_min ? panels.panel_sums(panel) : nullptr;
     Prefetch<F, N, M> prefetch(matrix, tile, count, panels, panel);
@@ -256,7 +258,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
         if constexpr (K == Kind::kFactors)
           start_sums_of_block(minus_sums, sums);
         else
-          start_sums(minus_sums, units, sums);
+          start_sums(minus_sums, units, middle, sums);
         minus_sums += next_units;
       };
       auto add_whole_block = [&]() RL_INLINE {
@@ -342,14 +344,14 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
 }
 
 // Two sums for each token leave registers for fewer vectors of rows.
-template <int M>
+template <int F, int M>
 void multiply_with_factors(const rl_matrix& matrix, const uint8_t* tiles, int count,
                            const Panels& panels, int64_t panel, float* out) {
   constexpr int R = W == 8 ? 2 : 1;
   for (int n = 0; n < count; ++n) {
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
-    multiply_tiles<RL_Q4, false, M, R, Kind::kFactors>(matrix, tile, nullptr, count, panels, panel,
-                                                       out + n * M * kTileRows);
+    multiply_tiles<F, false, M, R, Kind::kFactors>(matrix, tile, nullptr, count, panels, panel,
+                                                   out + n * M * kTileRows);
   }
 }
 
@@ -358,8 +360,9 @@ void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* code
               const Panels& panels, int64_t panel, float* out) {
   constexpr int R = row_vectors<F, FromBytes, M>(), N = tiles_of(R);
   const Kind kind = kind_of(matrix, FromBytes);
-  if constexpr (F == RL_Q4 && !FromBytes)
-    if (kind == Kind::kFactors) return multiply_with_factors<M>(matrix, tiles, count, panels, panel, out);
+  if constexpr (code_bits(F) <= 4 && !FromBytes)
+    if (kind == Kind::kFactors)
+      return multiply_with_factors<F, M>(matrix, tiles, count, panels, panel, out);
   auto kernel = [&](auto together) {
     constexpr int kVectors = decltype(together)::value;
     switch (kind) {
@@ -407,16 +410,17 @@ void expand_blocks(const uint8_t* block, int64_t count, int middle, uint8_t* cod
 }
 
 // Bytes are codes minus their middle, times the factor, plus `offset`.
+template <int F>
 void expand_products(const uint8_t* block, int64_t count, const int8_t* factors, int offset,
                      uint8_t* codes) {
-  for (int64_t b = 0; b < count; ++b, block += block_lines(RL_Q4) * 64, codes += kExpandedBlock) {
-    fetch_block<RL_Q4>(block);
+  for (int64_t b = 0; b < count; ++b, block += block_lines(F) * 64, codes += kExpandedBlock) {
+    fetch_block<F>(block);
     for (int row = 0; row < kTileRows; row += W) {
-      const FactorLine factor(factors + b * kTileRows + row, offset);
+      const FactorLine<F> factor(factors + b * kTileRows + row, offset);
       RL_UNROLL
       for (int t = 0; t < 4; ++t) {
         Line first, second;
-        read_quads<RL_Q4>(block, row, t, first, second);
+        read_quads<F>(block, row, t, first, second);
         store_line(codes + 64 * t + 4 * row, factor.times(first));
         store_line(codes + 64 * (t + 4) + 4 * row, factor.times(second));
       }
@@ -434,6 +438,10 @@ constexpr auto kKernels = kernels<F, FromBytes>(std::make_index_sequence<kPanelT
 
 auto* expander(int format) {
   switch (format) {
+    case RL_Q2:
+      return expand_blocks<RL_Q2>;
+    case RL_Q3:
+      return expand_blocks<RL_Q3>;
     case RL_Q4:
       return expand_blocks<RL_Q4>;
     case RL_Q5:
@@ -445,11 +453,26 @@ auto* expander(int format) {
   }
 }
 
+auto* expander_of_products(int format) {
+  switch (format) {
+    case RL_Q2:
+      return expand_products<RL_Q2>;
+    case RL_Q3:
+      return expand_products<RL_Q3>;
+    default:
+      return expand_products<RL_Q4>;
+  }
+}
+
 }  // namespace
 
 TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes) {
   auto m = static_cast<size_t>(num_tokens - 1);
   switch (format) {
+    case RL_Q2:
+      return from_bytes ? kKernels<RL_Q8, true>[m] : kKernels<RL_Q2>[m];
+    case RL_Q3:
+      return from_bytes ? kKernels<RL_Q8, true>[m] : kKernels<RL_Q3>[m];
     case RL_Q4:
       return from_bytes ? kKernels<RL_Q8, true>[m] : kKernels<RL_Q4>[m];
     case RL_Q5:
@@ -472,11 +495,12 @@ int64_t expanded_bytes(const rl_matrix& matrix, const Panels& panels) {
 
 void expand(const rl_matrix& matrix, const Panels& panels, const uint8_t* tiles, int count,
             uint8_t* codes) {
-  const int middle = 1 << (code_bits(matrix.format) - 1);
+  const int middle = middle_code(matrix.format);
   const bool centred = panels.block_bytes && !matrix.has_min;
   const int64_t blocks = num_blocks(matrix);
   const int64_t each = matrix.has_factors ? matrix.group / kBlockColumns : blocks_per_span(matrix);
   auto* expand_some = expander(matrix.format);
+  auto* expand_some_products = expander_of_products(matrix.format);
   for (int n = 0; n < count; ++n) {
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
     uint8_t* out = codes + n * expanded_bytes(matrix, panels);
@@ -484,8 +508,9 @@ void expand(const rl_matrix& matrix, const Panels& panels, const uint8_t* tiles,
       const uint8_t* some = tile + block_offset(matrix, b);
       if (matrix.has_factors) {
         const uint8_t* group = tile + group_offset(matrix, b / each);
-        expand_products(some, each, reinterpret_cast<const int8_t*>(group + factors_offset(matrix)),
-                        centred ? 0 : 128, out);
+        expand_some_products(some, each,
+                             reinterpret_cast<const int8_t*>(group + factors_offset(matrix)),
+                             centred ? 0 : 128, out);
       } else {
         expand_some(some, std::min(each, blocks - b), centred ? middle : 0, out);
       }

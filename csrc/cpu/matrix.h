@@ -13,14 +13,17 @@
 //   factors [group / 32][16 rows] signed bytes, if the matrix has factors
 // padded to 64 bytes, then
 //   blocks  [columns / 32] of lines of 64 bytes, a line being [16 rows][4 columns] bytes
-// The 32 columns of a block are eight *quads*. An element is a code of 4, 5, 6 or 8 bits:
+// The 32 columns of a block are eight *quads*. An element is a code of 2 to 6 or 8 bits:
+//   Q2: 2 lines; quads 0 to 3 are pairs of bits of the first, from the lowest on, 4 to 7 of the second
+//   Q3: 3 lines; line t has quad t in its lowest three bits and quad t + 4 in the next three. The two
+//       bits above are, from the first line to the third, the six of quads 3 and 7
 //   Q4: 4 lines; line t has quad t in its low and quad t + 4 in its high nibbles
 //   Q5: as Q4, then 1 line whose bit t is the fifth bit of quad t
 //   Q6: as Q4, then 2 lines; the fifth and sixth bits of quad t are bits 2(t mod 4) of line t / 4
 //   Q8: 8 lines; line t is quad t
 // Its value is multiplier * (scale * (code - 2^(bits - 1))), or with minimums
 // multiplier * (scale * code + min). The multiplier, a power of two, keeps scales within a half.
-// With factors, in [-15, 16], it is multiplier * (scale * (factor * (code - 8))): each block has a scale
+// With factors, in [-15, 16], it is multiplier * (scale * (factor * (code - 2^(bits - 1)))): each block has a scale
 // of its own, and yet the sums over a group of 128 columns are integers, and what is in brackets a byte.
 //
 // Lines of Q8 are rows of an AMX B tile; other vector widths read parts of a line.
@@ -38,15 +41,15 @@ constexpr int kTileRows = 16;
 constexpr int kBlockColumns = 32;
 constexpr int kQuads = 8;  // of a block
 constexpr int kLeastFactor = -15, kLargestFactor = 16;
-constexpr int kMiddleWithFactors = 8;  // the middle code of 4 bits, which alone have factors
 
 inline bool is_quantized(int format) { return format >= RL_Q4; }
 
 // The bits of a code. They are the lines of a block, too: it has 32 x 16 codes, a line 64 x 8 bits.
 constexpr int code_bits(int format) {
-  return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
+  return format >= RL_Q2 ? format - RL_Q2 + 2 : format;
 }
 constexpr int block_lines(int format) { return code_bits(format); }
+constexpr int middle_code(int format) { return 1 << (code_bits(format) - 1); }
 
 // Columns between two conversions from integer sums to floats: scales change no more often.
 inline int step_columns(const rl_matrix& m) { return m.group <= 128 ? m.group : 64; }

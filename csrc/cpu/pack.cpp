@@ -25,6 +25,20 @@ void put_codes(int format, uint8_t* block, int row, const vi codes[kQuads]) {
     for (int quad = 0; quad < kQuads; ++quad) put(quad, codes[quad]);
     return;
   }
+  if (format == RL_Q2) {
+    for (int line = 0; line < 2; ++line) {
+      vi pairs{};
+      for (int t = 0; t < 4; ++t) pairs |= codes[4 * line + t] << 2 * t;
+      put(line, pairs);
+    }
+    return;
+  }
+  if (format == RL_Q3) {
+    vi above = codes[3] | codes[7] << 3;
+    for (int t = 0; t < 3; ++t)
+      put(t, codes[t] | codes[t + 4] << 3 | (above >> 2 * t & 0x03030303) << 6);
+    return;
+  }
   for (int t = 0; t < 4; ++t) put(t, (codes[t] & 0x0f0f0f0f) | (codes[t + 4] & 0x0f0f0f0f) << 4);
   if (format == RL_Q5) {
     vi high{};
@@ -79,18 +93,19 @@ vf best_scale(const float* x, int count, int middle) {
 
 // A scale for all of `count` values of W rows and a factor for each 32 of them, which make the least
 // squared error of some: the largest of the blocks' best scales takes a factor near the largest.
-void best_factors(const float* x, int count, float multiplier, vf* scale, vi* factors) {
+void best_factors(const float* x, int count, int middle, float multiplier, vf* scale, vi* factors) {
   constexpr int kCandidates = 7;
   constexpr int kMostBlocks = 4;
   const int num_blocks = static_cast<int>(ceil_div(count, kBlockColumns));
   vf best[kMostBlocks], largest{};
   for (int b = 0; b < num_blocks; ++b) {
     int start = b * kBlockColumns;
-    best[b] = best_scale(x + start * kTileRows, std::min(count - start, kBlockColumns), 8);
+    best[b] = best_scale(x + start * kTileRows, std::min(count - start, kBlockColumns), middle);
     largest = select((vi)(abs(best[b]) > abs(largest)) | (vi)(best[b] != best[b]), best[b], largest);
   }
   // A power of two that brings values to about 1, so that no square of theirs overflows.
   const vf unit = float_of((254 << 23) - (bits_of(largest) & 0x7f800000));
+  const vf low = splat(-static_cast<float>(middle)), high = splat(static_cast<float>(middle - 1));
   vf least_error = splat(INFINITY);
   *scale = largest;
   for (int c = 0; c < kCandidates; ++c) {
@@ -109,7 +124,7 @@ void best_factors(const float* x, int count, float multiplier, vf* scale, vi* fa
       vf inverse = select((vi)(step == 0.0f), splat(0.0f), 1.0f / step);
       for (int k = b * kBlockColumns; k < count && k < (b + 1) * kBlockColumns; ++k) {
         vf value = load(x + k * kTileRows);
-        vf left = value - step * max(min(rounded(value * inverse), splat(7.0f)), splat(-8.0f));
+        vf left = value - step * max(min(rounded(value * inverse), high), low);
         left *= unit;
         error = fma(left, left, error);
       }
@@ -140,7 +155,8 @@ void choose_factors(const rl_matrix& m, const float* x, float* inverses, uint8_t
     for (int row = 0; row < kTileRows; row += W) {
       vf scale;
       vi factors[4] = {};
-      best_factors(x + first * kTileRows + row, count, m.multiplier, &scale, factors);
+      best_factors(x + first * kTileRows + row, count, middle_code(m.format), m.multiplier, &scale,
+                   factors);
       for (int lane = 0; lane < W; ++lane) {
         scales_of(m, tile, g)[row + lane] = float_to_half(scale[lane] / m.multiplier);
         for (int b = 0; b < 4 && b * kBlockColumns < count; ++b) {
@@ -156,7 +172,7 @@ void choose_factors(const rl_matrix& m, const float* x, float* inverses, uint8_t
 
 // Scales of a tile of floats, and their inverses, [groups][16].
 void choose_scales(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
-  int middle = 1 << (code_bits(m.format) - 1);
+  int middle = middle_code(m.format);
   for (int64_t g = 0; g < num_groups(m); ++g) {
     int64_t first = g * m.group;
     int count = static_cast<int>(m.columns - first < m.group ? m.columns - first : m.group);
@@ -176,7 +192,7 @@ void choose_scales(const rl_matrix& m, const float* x, float* inverses, uint8_t*
 // One tile of floats x[columns][16] to codes. `inverses` is room for as many rows of 16 floats as the
 // tile has groups, or blocks with factors.
 void quantize_tile(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
-  const int middle = 1 << (code_bits(m.format) - 1), lowest = m.format == RL_Q8 ? 1 : 0;
+  const int middle = middle_code(m.format), lowest = m.format == RL_Q8 ? 1 : 0;
   const int span = m.has_factors ? kBlockColumns : m.group;
   (m.has_factors ? choose_factors : choose_scales)(m, x, inverses, tile);
   for (int64_t b = 0; b < num_blocks(m); ++b) {
@@ -242,6 +258,19 @@ void read_codes(int format, const uint8_t* block, int row, uint8_t (&codes)[kBlo
     for (int quad = 0; quad < kQuads; ++quad) std::memcpy(codes + 4 * quad, p + 64 * quad, 4);
     return;
   }
+  if (format == RL_Q2) {
+    for (int k = 0; k < kBlockColumns; ++k)
+      codes[k] = p[k / 16 * 64 + k % 4] >> k % 16 / 4 * 2 & 3;
+    return;
+  }
+  if (format == RL_Q3) {
+    for (int k = 0; k < kBlockColumns; ++k) {
+      int t = k / 4 % 4, i = k % 4, shift = k / 16 * 3;
+      int above = p[i] >> 6 | p[64 + i] >> 6 << 2 | p[128 + i] >> 6 << 4;
+      codes[k] = (t < 3 ? p[64 * t + i] : above) >> shift & 7;
+    }
+    return;
+  }
   for (int k = 0; k < kBlockColumns / 2; ++k) {
     int t = k / 4, i = k % 4;
     codes[k] = p[64 * t + i] & 15;
@@ -261,7 +290,7 @@ void unpack_row(const rl_matrix& m, const uint8_t* tile, int row, float* out) {
     for (int64_t k = 0; k < m.columns; ++k) out[k] = element(tile, m.format, float_index(m, k, row));
     return;
   }
-  const float middle = -static_cast<float>(1 << (code_bits(m.format) - 1));
+  const float middle = -static_cast<float>(middle_code(m.format));
   const int span = m.group < kBlockColumns ? m.group : kBlockColumns;  // columns of one scale
   for (int64_t first = 0; first < m.columns; first += kBlockColumns) {
     uint8_t codes[kBlockColumns];
@@ -314,7 +343,7 @@ int32_t rl_pack(rl_pool* pool, const rl_matrix* m, const void* source, int32_t s
 void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, const float* scales,
                    const float* mins, const int8_t* factors) {
   int64_t groups = num_groups(*m), blocks = ceil_div(m->columns, kBlockColumns);
-  int middle = m->has_min ? 0 : 1 << (code_bits(m->format) - 1);
+  int middle = m->has_min ? 0 : middle_code(m->format);
   reinterpret_cast<Pool*>(pool)->run(num_tiles(*m), [&](int64_t i, int) {
     auto* tile = const_cast<uint8_t*>(tile_at(*m, i));
     std::memset(tile, 0, static_cast<size_t>(tile_bytes(*m)));

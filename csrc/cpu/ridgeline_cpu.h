@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 14
+#define RL_ABI_VERSION 15
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -85,7 +85,8 @@ RL_API void rl_group_counts(rl_group* group, int64_t* sent_bytes, int64_t* num_c
 /* How elements are stored. RL_INT8, RL_INT4 and RL_FP8 are of KV caches alone (kv_cache.h). From
  * RL_Q4 on they are codes with scales, of matrices alone (matrix.h). */
 enum {
-  RL_FP8 = -2, RL_INT4 = -1, RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8
+  RL_FP8 = -2, RL_INT4 = -1, RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8, RL_Q2 = 12,
+  RL_Q3 = 13
 };
 
 /* A packed matrix [rows, columns] that multiplies vectors of `columns` elements. */
@@ -95,7 +96,7 @@ typedef struct {
   int32_t columns;
   int32_t group;   /* columns that share a scale: 16, 32, 64, 128 or a padded row; 0 for floats */
   int32_t has_min; /* value = scale * code + min rather than scale * (code - middle) */
-  int32_t has_factors; /* RL_Q4 in groups of 128: value = scale * factor * (code - middle), with a
+  int32_t has_factors; /* 2 to 4 bits in groups of 128: value = scale * factor * (code - middle), with a
                           small integer factor for each 32 columns */
   float multiplier;
   const void* data;

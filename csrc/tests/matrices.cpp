@@ -34,10 +34,10 @@ std::string name_of(const Format& format) {
 
 std::vector<Format> all_formats() {
   std::vector<Format> out = {{RL_F32, 0, false}, {RL_F16, 0, false}, {RL_BF16, 0, false}};
-  for (int format : {RL_Q4, RL_Q5, RL_Q6, RL_Q8})
+  for (int format : {RL_Q2, RL_Q3, RL_Q4, RL_Q5, RL_Q6, RL_Q8})
     for (int group : {16, 32, 64, 128, 0})
       for (bool has_min : {false, true}) out.push_back({format, group, has_min});
-  out.push_back({RL_Q4, 128, false, true});
+  for (int format : {RL_Q2, RL_Q3, RL_Q4}) out.push_back({format, 128, false, true});
   return out;
 }
 

@@ -16,7 +16,7 @@ struct Format {
   bool has_factors = false;
 
   bool quantized() const { return format >= RL_Q4; }
-  int bits() const { return format; }  // of a code
+  int bits() const { return format >= RL_Q2 ? format - RL_Q2 + 2 : format; }  // of a code
 };
 
 std::string name_of(const Format& format);

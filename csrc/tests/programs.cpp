@@ -299,6 +299,7 @@ void check_programs(const Pair& pair, Report& report) {
   const Format formats[] = {{RL_F32, 0, false}, {RL_F16, 0, false}, {RL_BF16, 0, false},
                             {RL_Q4, 32, false}, {RL_Q5, 64, false}, {RL_Q6, 16, false},
                             {RL_Q8, 0, false},  {RL_Q4, 128, false, true},
+                            {RL_Q2, 0, false},  {RL_Q3, 128, false, true},
                             {RL_Q4, 32, true}};
   const int kv_formats[] = {RL_F32, RL_F16, RL_BF16, RL_INT8, RL_FP8};
   int index = 0;

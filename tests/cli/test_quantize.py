@@ -53,8 +53,6 @@ def test_settings_come_from_a_file_and_the_command_line_goes_before(folder, tmp_
     recipe.write_text("bitz: 8\n")
     assert main(words) == 2
     assert "did you mean 'bits'" in capsys.readouterr().err
-    assert main([*words[:4], "--bits", "3"]) == 2
-    assert "--export-only" in capsys.readouterr().err
 
 
 def test_eval_compares_with_a_reference_and_knows_its_noise(folder, text, tmp_path, capsys):

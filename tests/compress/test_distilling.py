@@ -94,7 +94,7 @@ def _fields(recipe):
 @pytest.mark.parametrize(
     "recipe",
     [
-        Recipe(bits=3, export_only=True, window_tokens=64, num_windows=4),
+        Recipe(bits=3, window_tokens=64, num_windows=4),
         Recipe(bits=4, symmetric=False, method="rtn"),
         Recipe(bits=4, format="gptq", method="rtn"),
     ],

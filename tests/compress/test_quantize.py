@@ -107,9 +107,9 @@ def test_the_file_runs_as_factored_int4(tmp_path):
     [
         Recipe(format="gptq"),
         Recipe(format="gptq", bits=8, group_size=0, method="rtn"),
-        Recipe(format="gptq", bits=3, symmetric=False, export_only=True),
-        Recipe(bits=2, export_only=True),
-        Recipe(bits=3, export_only=True),
+        Recipe(format="gptq", bits=3, symmetric=False),
+        Recipe(bits=2),
+        Recipe(bits=3),
         Recipe(bits=5, group_size=64, method="rtn"),
         Recipe(bits=4, symmetric=False),
         Recipe(bits=8, group_size=0, method="rtn"),
@@ -357,7 +357,6 @@ def test_what_does_not_fit_into_memory_is_refused_with_numbers(tmp_path, monkeyp
 def test_impossible_recipes_are_refused():
     for settings, message in (
         ({"bits": 9}, "bits is 9"),
-        ({"bits": 3}, "No kernel of 3 bits"),
         ({"method": "magic"}, "no method 'magic'"),
         ({"format": "gptq", "bits": 5}, "no 5 bits"),
         ({"group_size": -1}, "group_size is -1"),

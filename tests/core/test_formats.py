@@ -27,7 +27,15 @@ def test_blocks(name, kind):
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("int4", 4.5), ("int4-g128", 4.125), ("int8", 8 + 16 / 4096), ("nf4", 4.127), ("bf16", 16)],
+    [
+        ("int4", 4.5),
+        ("int3", 3.5),
+        ("int2", 2.5),
+        ("int4-g128", 4.125),
+        ("int8", 8 + 16 / 4096),
+        ("nf4", 4.127),
+        ("bf16", 16),
+    ],
 )
 def test_bits_include_scales(name, bits):
     assert number_format(name).bits_per_element(4096) == pytest.approx(bits, abs=1e-3)

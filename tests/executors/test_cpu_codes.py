@@ -139,21 +139,25 @@ def test_integers_of_any_block(symmetric, bits, size, block_rows) -> None:
     )
 
 
-def factored_weight(columns: int, *, rows: int = 37, seed: int = 0) -> QuantizedTensor:
+def factored_weight(
+    columns: int, *, bits: int = 4, rows: int = 37, seed: int = 0
+) -> QuantizedTensor:
     """Scales of 32 columns that are multiples of one of 7 bits for 128 columns, as float16."""
     rng = np.random.default_rng(seed)
     common = rng.integers(64, 128, (rows, -(-columns // 128), 1)) * 2.0**-16
     factors = rng.integers(-15, 17, (rows, common.shape[1], 4))
     scales = (common * factors).reshape(rows, -1)[:, : -(-columns // 32)]
-    codes = rng.integers(-8, 8, (rows, columns)).astype(np.int8)
-    form = NumberFormat(name="int4", bits=4, is_float=False, group_size=32, scale_bits=16)
+    half = 1 << (bits - 1)
+    codes = rng.integers(-half, half, (rows, columns)).astype(np.int8)
+    form = NumberFormat(name=f"int{bits}", bits=bits, is_float=False, group_size=32, scale_bits=16)
     return QuantizedTensor(format=form, codes=codes, scales=scales.astype(np.float16))
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("columns", [128, 384, 2016])
-def test_scales_that_are_multiples_of_one_become_factors(columns) -> None:
+def test_scales_that_are_multiples_of_one_become_factors(columns, bits) -> None:
     """They take an eighth of a bit less, and the values are those of the file, bit for bit."""
-    weight, pool = factored_weight(columns), shared_pool()
+    weight, pool = factored_weight(columns, bits=bits), shared_pool()
     found = matrix_codes(weight)
     assert found is not None and found.form.has_factors
     matrix = pack_matrix_codes(pool, found)

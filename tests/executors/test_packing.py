@@ -172,7 +172,7 @@ def test_blocks_are_packed_in_chunks(
     assert_same(packed(model), wanted)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g128"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g128", "int3", "int2"])
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS, LATENT, SINKS])
 def test_bytes_are_known_before(config: dict, quantization: str | None) -> None:
     spec = describe(config).spec

@@ -73,7 +73,6 @@ def print_quality(
     documents: "list[Document]",
     *,
     head: str | None = None,
-    is_served: bool = True,
 ) -> None:
     """The model at ``path`` read back: its values in float32, and as the engine serves it.
 
@@ -92,21 +91,18 @@ def print_quality(
         alone.add(tokens, found, reference)
     rows = [_row("weights alone, float32", alone.quality())]
     why = ""
-    if not is_served:
-        why = "Not served: written for other engines (--export-only)."
-    else:
-        try:
-            with LLM(str(path), quantization=head) as llm:
-                for (tokens, reference), (_, found) in zip(
-                    model.log_probabilities(documents),
-                    served_log_probabilities(llm, documents),
-                    strict=True,
-                ):
-                    served.add(tokens, found, reference)
-                name = f"served, {llm.config.executor}{f' --quantization {head}' if head else ''}"
-                rows.append(_row(name, served.quality()))
-        except OutOfMemoryError as error:
-            why = f"Not served here: {error}"
+    try:
+        with LLM(str(path), quantization=head) as llm:
+            for (tokens, reference), (_, found) in zip(
+                model.log_probabilities(documents),
+                served_log_probabilities(llm, documents),
+                strict=True,
+            ):
+                served.add(tokens, found, reference)
+            name = f"served, {llm.config.executor}{f' --quantization {head}' if head else ''}"
+            rows.append(_row(name, served.quality()))
+    except OutOfMemoryError as error:
+        why = f"Not served here: {error}"
     perplexity = alone.quality().reference_perplexity
     rows.insert(0, ("as it was", f"{perplexity:.3f}", *[""] * 5))
     header = ("", "perplexity", "KL", "± s.e.", "99.9%", "same top", "RMS Δp")

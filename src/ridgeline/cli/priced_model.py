@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import InvalidRequestError, ModelNotFoundError, NetworkError
-from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, number_format
+from ridgeline.core.formats import NumberFormat, float_format, number_format
 from ridgeline.core.kv_formats import check_kv_format, kv_dtype_name, kv_number_format
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.registry import TUNED, executor_traits
@@ -149,10 +149,10 @@ def _format_notes(
             f"Priced as an engine with kernels for {names} runs it. Our cuda executor has none: it "
             f"expands these weights to {model.activations.name}."
         )
-    if quantization is not None and quantization.is_quantized and quantization.name not in ON_LOAD:
+    if quantization is not None and quantization.name not in executor_traits(TUNED).weight_formats:
         yield (
-            f"Priced as an engine with kernels for {quantization.name} runs it. No executor of "
-            "ours quantizes to that on load."
+            f"Priced as an engine with kernels for {quantization.name} runs it. Our cuda executor "
+            "does not quantize to that on load."
         )
 
 

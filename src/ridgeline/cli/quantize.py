@@ -73,10 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     _print_report(report, recipe, text)
     if documents:
         # The file leaves the head in float, for others; here it gets fewer bits, too.
-        is_int4 = recipe.is_factored and recipe.bits_per_weight is None
-        head = "int4" if is_int4 and native_kernels_run() else None
-        is_served = not recipe.export_only
-        print_quality(model, report.path, documents, head=head, is_served=is_served)
+        is_own = recipe.is_factored and recipe.bits_per_weight is None
+        head = f"int{recipe.bits}" if is_own and native_kernels_run() else None
+        print_quality(model, report.path, documents, head=head)
     return 0
 
 

@@ -16,7 +16,6 @@ _GPTQ_BITS = (2, 3, 4, 8)
 _BITS = 4
 _FACTORED_GROUP, _MOST_FACTORED_BITS = 32, 4
 _SCALE_BITS = 16
-_LEAST_KERNEL_BITS = 4
 
 
 class WindowChoice(Protocol):
@@ -48,7 +47,8 @@ class Recipe:
             bits, the other for 8 bits with activations of 8 bits (``bits`` 8, ``group_size`` 0).
         bits: of a weight, 2 to 8.
         bits_per_weight: instead, of the layers' matrices on average with their scales, such as 5:
-            each has 4, 5, 6 or 8, more where rounding is predicted to change the output more.
+            each has 4, 5, 6 or 8, more where rounding is predicted to change the output more, and
+            2 or 3 as well where the average is below that of 4.
         group_size: columns that share a scale; 0 for whole rows. Up to 4 bits, symmetric groups of
             32 are Ridgeline's own format, which the cpu executor runs at 1/8 bit less.
         symmetric: without zero points.
@@ -59,7 +59,6 @@ class Recipe:
         num_windows: how many of them there are at most.
         seed: of the choice of windows.
         keep_zeros: leave weights that are zero so, as after `ridgeline prune`.
-        export_only: write formats that no kernel here computes with.
 
     Raises:
         SettingsError: a setting is out of bounds, or does not go with another.
@@ -76,7 +75,6 @@ class Recipe:
     num_windows: int = 128
     seed: int = 0
     keep_zeros: bool = False
-    export_only: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
@@ -111,12 +109,6 @@ class Recipe:
             )
         if is_smooth and self.format != "compressed-tensors":
             raise SettingsError("Only compressed-tensors says that activations are rounded, too.")
-        if self.bits < _LEAST_KERNEL_BITS and not self.export_only:
-            raise SettingsError(
-                f"No kernel of {self.bits} bits is here yet: the cpu executor would hold these "
-                "weights in 4 bits, and the reference executor expands them. --export-only writes "
-                "the file for other engines."
-            )
 
     def _check_mixed(self) -> None:
         assert self.bits_per_weight is not None
@@ -137,7 +129,7 @@ class Recipe:
         """The bits that matrices may have."""
         if self.bits_per_weight is None:
             return (self.bits,)
-        return (2, 3, 4, 5, 6, 8) if self.export_only else (4, 5, 6, 8)
+        return (2, 3, 4, 5, 6, 8) if self.bits_per_weight < self.stored_bits(4) else (4, 5, 6, 8)
 
     def stored_bits(self, bits: int) -> float:
         """What a weight of so many bits takes with its part of scales and zero points."""
@@ -146,7 +138,7 @@ class Recipe:
 
     @property
     def is_factored(self) -> bool:
-        """Whether scales are Ridgeline's own, which its int4 kernel computes with."""
+        """Whether scales are Ridgeline's own, which its kernels of few bits compute with."""
         is_own = self.symmetric and self.group_size == _FACTORED_GROUP
         return is_own and self.bits <= _MOST_FACTORED_BITS and self.format != "gguf"
 

@@ -68,7 +68,8 @@ _QUANTIZED = (
     _quantized("int4", 4, 32, 16),
     _quantized("int4-g64", 4, 64, 16),
     _quantized("int4-g128", 4, 128, 16),
-    _quantized("int3", 3, 128, 16),
+    _quantized("int3", 3, 32, 16),
+    _quantized("int2", 2, 32, 16),
     _quantized("fp8", 8, None, 32),
     _quantized("nf4", 4, 64, 8 + 32 / 256),  # double quantization (QLoRA, arXiv 2305.14314, §3)
     _quantized("mxfp4", 4, 32, 8),
@@ -81,7 +82,7 @@ _QUANTIZED = (
 )
 
 # What weights can be quantized to as they are loaded.
-ON_LOAD = ("int8", "int4", "int4-g64", "int4-g128", "fp8")
+ON_LOAD = ("int8", "int4", "int4-g64", "int4-g128", "int3", "int2", "fp8")
 
 _BY_NAME = {fmt.name: fmt for fmt in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16)}
 _ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -69,9 +69,7 @@ def _q2_k_scales(blocks: Bytes) -> _Scales:
 
 
 def _q3_k_codes(blocks: Bytes) -> Bytes:
-    codes = planes(blocks[:, 32:96], 32, 2) | (planes(blocks[:, :32], 32, 1) << np.uint8(2))
-    # Of three bits, from 0 for −4; as codes of four bits, whose middle is 8.
-    return codes + np.uint8(4)
+    return planes(blocks[:, 32:96], 32, 2) | (planes(blocks[:, :32], 32, 1) << np.uint8(2))
 
 
 def _q3_k_scales(blocks: Bytes) -> _Scales:
@@ -105,8 +103,8 @@ _LAYOUTS: Mapping[str, GGUFLayout] = {
     "Q5_0": GGUFLayout(5, lambda blocks: five_bits(blocks[:, 2:6], blocks[:, 6:]), _d),
     "Q5_1": GGUFLayout(5, lambda blocks: five_bits(blocks[:, 4:8], blocks[:, 8:]), _d_and_min),
     "Q8_0": GGUFLayout(8, lambda blocks: blocks[:, 2:] ^ np.uint8(0x80), _d),
-    "Q2_K": GGUFLayout(4, lambda blocks: planes(blocks[:, 16:80], 32, 2), _q2_k_scales),
-    "Q3_K": GGUFLayout(4, _q3_k_codes, _q3_k_scales),
+    "Q2_K": GGUFLayout(2, lambda blocks: planes(blocks[:, 16:80], 32, 2), _q2_k_scales),
+    "Q3_K": GGUFLayout(3, _q3_k_codes, _q3_k_scales),
     "Q4_K": GGUFLayout(4, lambda blocks: planes(blocks[:, 16:], 32, 4), _k_scales),
     "Q5_K": GGUFLayout(5, _q5_k_codes, _k_scales),
     "Q6_K": GGUFLayout(6, _q6_k_codes, _q6_k_scales),

@@ -140,9 +140,9 @@ def _step_columns(form: NumberFormat) -> int:
 # Instructions for a block of 32 columns and a vector of rows, by bits (each bit is a line): shifts
 # and masks of its codes; products and sums of one token without VNNI, which takes bytes as two
 # nibbles. A conversion to floats takes four more.
-_SPLIT = {4: 12, 5: 35, 6: 42, 8: 0}
+_SPLIT = {2: 14, 3: 19, 4: 12, 5: 35, 6: 42, 8: 0}
 _SPLIT_FOR_16_BITS = 24
-_SUMS_OF_16_BITS = {4: 17, 5: 20, 6: 20, 8: 36}
+_SUMS_OF_16_BITS = {2: 17, 3: 17, 4: 17, 5: 20, 6: 20, 8: 36}
 _FACTORS = 48  # to multiply the codes of a block by its factors
 
 # A product of two tiles, of 16 tokens by 64 bytes by 16 rows, takes as long as 32 instructions on

@@ -16,12 +16,20 @@ PROMPT_TOKENS, WIDE = (73, 513), (70, 2100)
 FLOATS = [MatrixFormat(format=form) for form in (Format.F32, Format.F16, Format.BF16)]
 QUANTIZED = [
     MatrixFormat(format=form, group=group)
-    for form in (Format.Q4, Format.Q5, Format.Q6, Format.Q8)
+    for form in (Format.Q2, Format.Q3, Format.Q4, Format.Q5, Format.Q6, Format.Q8)
     for group in (16, 32, 64, 128, None)
-] + [MatrixFormat(format=Format.Q4, group=128, has_factors=True)]
+]
+FACTORED = [
+    MatrixFormat(format=form, group=128, has_factors=True)
+    for form in (Format.Q2, Format.Q3, Format.Q4)
+]
+QUANTIZED += FACTORED
 # Largest error of a packed element, as a share of the largest one of its group: half a step of the
 # codes, and what the least-squares scale may clip of the extreme.
-ELEMENT_ERRORS = {Format.Q4: 0.22, Format.Q5: 0.13, Format.Q6: 0.06, Format.Q8: 0.0045}
+ELEMENT_ERRORS = {
+    Format.Q2: 0.68, Format.Q3: 0.4, Format.Q4: 0.22, Format.Q5: 0.13, Format.Q6: 0.06,
+    Format.Q8: 0.0045,
+}  # fmt: skip
 # Activations are bytes: half a step of the largest of their group, averaged over the columns.
 PRODUCT_ERROR = 0.01
 ROUNDS_BFLOATS = ("avx512bf16", "avx512amx")  # levels that round activations beside bfloats
@@ -107,7 +115,7 @@ def test_groups_that_the_kernels_lack_are_refused(group):
 
 @each_level
 @pytest.mark.parametrize("has_min", [False, True])
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("group", [16, 32, 64])
 def test_codes_are_packed_as_they_are(level, bits, group, has_min):
     threads, rng = pool(level, 2), np.random.default_rng(bits)
@@ -115,7 +123,7 @@ def test_codes_are_packed_as_they_are(level, bits, group, has_min):
     codes = rng.integers(0, 1 << bits, size=(rows, columns), dtype=np.uint8)
     scales = rng.normal(size=(rows, columns // group)).astype(np.float16).astype(np.float32)
     mins = rng.normal(size=scales.shape).astype(np.float16).astype(np.float32) if has_min else None
-    form = MatrixFormat(format=Format(bits), group=group, has_min=has_min)
+    form = MatrixFormat(format=Format.of_bits(bits), group=group, has_min=has_min)
     matrix = pack_codes(threads, codes, scales, mins, form)
     spread = np.repeat(scales, group, axis=1)
     expected = (

@@ -31,7 +31,6 @@ Rows = tuple[npt.NDArray[np.uint8], Floats, Floats | None, Factors | None]
 _GROUPS = (128, 64, 32, 16)  # that the kernels have beside whole rows
 _FACTORS = 4  # of a scale
 _LARGEST_FACTOR = 16
-_MIDDLE_OF_4_BITS = 8
 _HALF_UNITS = 2.0**24  # of the smallest number of float16, in one
 _CHUNK_ELEMENTS = 1 << 20  # that are taken apart at once, beside the weight and what is packed
 
@@ -82,7 +81,7 @@ def row_ranges(shape: tuple[int, int]) -> Iterator[slice]:
 
 
 def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
-    bits = next((bits for bits in (4, 5, 6, 8) if weight.format.bits <= bits), None)
+    bits = next((bits for bits in (2, 3, 4, 5, 6, 8) if weight.format.bits <= bits), None)
     if weight.table is not None or weight.group_of is not None or bits is None:
         return None
     rows, columns = weight.codes.shape
@@ -91,9 +90,9 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
     if group == 0 or is_float(weight.codes):
         return None
     groups, repeats = (1, 1) if group is None else (-(-columns // group), size // group)
-    factored = factored_scales(weight) if bits == 4 else None
+    factored = factored_scales(weight, bits) if bits in FACTORED else None
     if factored is not None:
-        return _with_factors(weight, *factored)
+        return _with_factors(weight, bits, *factored)
     scales = _by_group(weight.scales, rows, block_rows, repeats)[:, :groups]
     middle, mins = 1 << (bits - 1), None
     if weight.zeros is not None and bool((weight.zeros != middle).any()):
@@ -109,13 +108,13 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
 
     return MatrixCodes(
         shape=(rows, columns),
-        form=MatrixFormat(format=Format(bits), group=group, has_min=mins is not None),
+        form=MatrixFormat(format=Format.of_bits(bits), group=group, has_min=mins is not None),
         largest_scale=largest_scale(scales, mins),
         rows=of_rows,
     )
 
 
-def factored_scales(weight: QuantizedTensor) -> tuple[Floats, Factors] | None:
+def factored_scales(weight: QuantizedTensor, bits: int) -> tuple[Floats, Factors] | None:
     """Scales of 128 columns ``[rows, ⌈columns/128⌉]`` and factors ``[rows, ⌈columns/32⌉]`` whose
     products are the weight's scales of 32 columns, which are held so in less memory.
 
@@ -125,7 +124,7 @@ def factored_scales(weight: QuantizedTensor) -> tuple[Floats, Factors] | None:
     """
     columns = weight.codes.shape[1]
     is_plain = weight.zeros is None and weight.scales.dtype.name in ("float16", "float32")
-    if weight.block != (1, FACTOR_COLUMNS) or not (is_plain and takes_factors(columns)):
+    if weight.block != (1, FACTOR_COLUMNS) or not (is_plain and takes_factors(bits, columns)):
         return None
     units = weight.scales.astype(np.float64) * _HALF_UNITS
     whole = np.rint(units)
@@ -150,15 +149,17 @@ def factored_scales(weight: QuantizedTensor) -> tuple[Floats, Factors] | None:
     return scales, np.ascontiguousarray(flat, dtype=np.int8)
 
 
-def _with_factors(weight: QuantizedTensor, scales: Floats, factors: Factors) -> MatrixCodes:
+def _with_factors(
+    weight: QuantizedTensor, bits: int, scales: Floats, factors: Factors
+) -> MatrixCodes:
     def of_rows(part: slice) -> Rows:
-        codes = weight.codes[part].view(np.uint8) + np.uint8(_MIDDLE_OF_4_BITS)  # wraps around
+        codes = weight.codes[part].view(np.uint8) + np.uint8(1 << (bits - 1))  # wraps around
         return codes, scales[part], None, factors[part]
 
     rows, columns = weight.codes.shape
     return MatrixCodes(
         shape=(rows, columns),
-        form=FACTORED,
+        form=FACTORED[bits],
         largest_scale=largest_scale(scales, None),
         rows=of_rows,
     )
@@ -184,7 +185,7 @@ def _of_blocks(weight: GGUFBlocks) -> MatrixCodes | None:
             return None
         largest = max(largest, largest_scale(scales, mins))
         form = form or MatrixFormat(
-            format=Format(layout.bits),
+            format=Format.of_bits(layout.bits),
             group=columns // scales.shape[1],
             has_min=mins is not None,
         )

@@ -13,13 +13,15 @@ from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format
 from ridgeline.weights import weight_shapes
 
-_INT4 = number_format("int4")
 _FACTORED_GROUP = 128
 FACTOR_COLUMNS = 32  # that share a factor
+# What is held with factors, by the bits of a code.
+FACTORED = {
+    bits: MatrixFormat(format=Format.of_bits(bits), group=_FACTORED_GROUP, has_factors=True)
+    for bits in (2, 3, 4)
+}
+_OF_32_COLUMNS = {bits: number_format(f"int{bits}") for bits in FACTORED}
 _VECTOR_BYTES = 4  # of an element: float32
-_FACTORED_INT4 = replace(_INT4, group_size=_FACTORED_GROUP, factor_columns=FACTOR_COLUMNS)
-FACTORED = MatrixFormat(format=Format.Q4, group=_FACTORED_GROUP, has_factors=True)
-_CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 
 def packed_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role | ops.LatentAttend]:
@@ -51,17 +53,20 @@ def packed_format(
         return None
     of_role = {Role.HEAD: head_format, Role.TABLE: table_format}
     number = of_role.get(role, lambda layers: layers)(quantization)
-    if number == _INT4 and takes_factors(columns):
-        return FACTORED
-    return MatrixFormat(format=_CODES[number.bits], group=number.group_size)
+    if number in _OF_32_COLUMNS.values() and takes_factors(int(number.bits), columns):
+        return FACTORED[int(number.bits)]
+    return MatrixFormat(format=Format.of_bits(number.bits), group=number.group_size)
 
 
 def held_format(quantization: NumberFormat, columns: int) -> NumberFormat:
-    """What matrices of the layers are held in: int4 has a factor of a byte where it has a scale of
-    its own elsewhere, and a scale for several of them, unless that makes narrow ones larger."""
-    if quantization != _INT4:
+    """What matrices of the layers are held in: int4, int3 and int2 have a factor of a byte where
+    they have a scale elsewhere, and a scale for several of them, unless that makes narrow ones
+    larger."""
+    if quantization not in _OF_32_COLUMNS.values():
         return quantization
-    return _FACTORED_INT4 if takes_factors(columns) else replace(_INT4, name="int4-g32")
+    if takes_factors(int(quantization.bits), columns):
+        return _with_factors(quantization)
+    return replace(quantization, name=f"{quantization.name}-g32")
 
 
 def padded(form: NumberFormat) -> NumberFormat:
@@ -71,10 +76,18 @@ def padded(form: NumberFormat) -> NumberFormat:
     return replace(form, row_multiple=max(form.group_size or 64, 32))
 
 
-def takes_factors(columns: int) -> bool:
-    """Whether a matrix of int4 is no larger with factors, which pad columns to whole groups."""
-    plain, factored = (padded(each).bits_per_element(columns) for each in (_INT4, _FACTORED_INT4))
+def takes_factors(bits: int, columns: int) -> bool:
+    """Whether a matrix with a scale for 32 columns is no larger with factors, which pad columns to
+    whole groups."""
+    form = _OF_32_COLUMNS[bits]
+    plain, factored = (
+        padded(each).bits_per_element(columns) for each in (form, _with_factors(form))
+    )
     return factored <= plain
+
+
+def _with_factors(form: NumberFormat) -> NumberFormat:
+    return replace(form, group_size=_FACTORED_GROUP, factor_columns=FACTOR_COLUMNS)
 
 
 def packed_bytes(

@@ -25,6 +25,7 @@ from ridgeline.executors.cpu.codes import (
 )
 from ridgeline.executors.cpu.roles import (
     FACTOR_COLUMNS,
+    FACTORED,
     packed_bytes,
     packed_format,
     packed_roles,
@@ -255,9 +256,9 @@ class _Packing:
 def _number_format(matrix: PackedMatrix) -> NumberFormat:
     """Named as `core.formats` names it, with the group where that is another."""
     struct = matrix.struct
-    bits = int(struct.format)
+    bits = Format(struct.format).bits
     group = struct.group if struct.group < struct.columns or struct.has_factors else None
-    is_usual = struct.has_factors if bits == 4 else group == (None if bits == 8 else 32)
+    is_usual = struct.has_factors if bits in FACTORED else group == (None if bits == 8 else 32)
     return padded(
         NumberFormat(
             name=f"int{bits}" if is_usual else f"int{bits}-g{group or 'row'}",

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import MachineError, SettingsError
-from ridgeline.core.formats import ON_LOAD, NumberFormat
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.kv_formats import with_scales
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
@@ -84,7 +84,7 @@ TRAITS = ExecutorTraits(
     is_here=lambda: missing_for_gpu() is None,
     missing=missing_for_gpu,
     runs_encoders=False,
-    weight_formats=ON_LOAD,
+    weight_formats=("int8", "int4", "int4-g64", "int4-g128", "fp8"),
     kv_formats=("float32", "float16", "bfloat16", "int8", "fp8"),
     compresses_kv=False,
     settings=CUDASettings,

@@ -17,6 +17,7 @@ _GROUPS = (None, 16, 32, 64, 128)
 _COMPARED_ELEMENTS = 1 << 18
 TILE_ROWS = 16  # packed together, one tile after the other
 _LARGEST_FACTOR = 16
+_MOST_BITS_WITH_FACTORS = 4
 _LARGEST_SCALE = 2.0**10  # in half precision; scales 2^24 times smaller are still normal
 
 
@@ -38,8 +39,9 @@ class MatrixFormat:
     def __post_init__(self) -> None:
         if self.group not in _GROUPS:
             raise ValueError(f"The CPU kernels have no groups of {self.group} columns.")
-        if self.has_factors and (self.format, self.group, self.has_min) != (Format.Q4, 128, False):
-            raise ValueError("The CPU kernels have factors for 4 bits in groups of 128 alone.")
+        is_plain = (self.group, self.has_min) == (128, False)
+        if self.has_factors and not (is_plain and self.format.bits <= _MOST_BITS_WITH_FACTORS):
+            raise ValueError("The CPU kernels have factors for 2 to 4 bits in groups of 128 alone.")
 
     @property
     def largest_code(self) -> int:

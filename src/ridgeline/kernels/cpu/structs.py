@@ -20,16 +20,23 @@ class Format(IntEnum):
     Q5 = 5
     Q6 = 6
     Q8 = 8
+    Q2 = 12  # 2 and 3 are taken
+    Q3 = 13
 
     @property
     def is_quantized(self) -> bool:
         return self >= Format.Q4
 
+    @classmethod
+    def of_bits(cls, bits: float) -> "Format":
+        """That of codes of so many bits."""
+        return cls[f"Q{bits:g}"]
+
     @property
     def bits(self) -> int:
         """Of a code."""
         assert self.is_quantized
-        return self.value
+        return int(self.name[1:])
 
 
 class Buffer(IntEnum):
