@@ -193,8 +193,8 @@ def test_formats_that_our_executor_expands_are_named(capsys):
     assert "note: Priced as an engine with kernels for MXFP4 runs it. Our cuda executor" in out
     told = " ".join(out.split())
     assert "typical efficiencies of tuned engines, not of our cuda executor" in told
-    _, out, _ = run(capsys, "--shape", "llama-3.1-8b", "--quantization", "q4_k", *base, "--json")
-    assert "quantizes to that on load" in json.loads(out)["notes"][0]
+    _, out, _ = run(capsys, "--shape", "llama-3.1-8b", "--quantization", "int3", *base, "--json")
+    assert "does not quantize to that on load" in json.loads(out)["notes"][0]
     _, out, _ = run(capsys, "--shape", "llama-3.1-8b", "--quantization", "int4", *base, "--json")
     assert json.loads(out)["notes"] == []
 
