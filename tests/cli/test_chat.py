@@ -154,6 +154,7 @@ def test_settings_and_the_system_message_change_within_a_chat(model_folder, caps
     assert "be brief" in captured.err
     assert "+ 2 tokens" in captured.err
     assert "2 tokens written" in captured.err
+    assert "1 turn, 0 dropped" in captured.err
 
 
 def test_another_model_takes_the_conversation_over(model_folder, capsys, monkeypatch):

@@ -1,14 +1,15 @@
 """What somebody sees who asks a command for help, and what may be typed instead of long names."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 
 import pytest
 
-from ridgeline.cli import examples
-from ridgeline.cli.main import _BENCHES, COMMANDS, build_parser, main
+from ridgeline.cli import examples, peers
+from ridgeline.cli.main import _BENCHES, COMMANDS, GROUPS, build_parser, main
 
 NAMES = [name for name in COMMANDS if not name.startswith("bench-")]
 NAMES += [name.replace("bench-", "bench ") for name in COMMANDS if name.startswith("bench-")]
@@ -41,6 +42,57 @@ def test_short_options():
     assert (given.model, given.prompt, given.max_tokens) == ("owner/name", "text", 3)
     assert parsed("owner/name").model == "owner/name"
     assert parsed().model is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("serve", "-c", "4096"), "no option -c: here it is --max-model-len"),
+        (("serve", "-ngl", "99"), "no option -ngl: layers are not moved"),
+        (("serve", "--trust-remote-code"), "no code of a model is ever run"),
+        (("convert", "a", "b", "--format", "gguf", "--type", "q4_0"), "here it is --gguf-type"),
+        (("rerank", "-q", "x", "-c", "9"), "no option -c: here it is --max-model-len"),
+        (("rerank", "-q", "x", "-np", "9"), "no option -np: here it is --max-num-seqs"),
+        (("tune", "-c", "9"), "no option -c (see"),
+        (("ps",), "no command ps: the `/api/ps` of a running server"),
+        (("cp", "a", "b"), "no command cp: `ridgeline pull MODEL --alias NAME`"),
+        (("create", "x", "-f", "Modelfile"), "no command create: there are no Modelfiles"),
+    ],
+)
+def test_what_other_programs_call_it_is_answered_with_our_name(words, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_our_names_for_what_others_have_are_there():
+    known = build_parser().parse_args(["serve"]).settings_parser._option_string_actions
+    ours = set(peers._OPTIONS.values()) - {"--gguf-type", "--prompt-file"}
+    ours -= {"--max-tokens", "--temperature", "--repetition-penalty"}  # of generate
+    assert ours <= set(known)
+    assert not peers._OPTIONS.keys() & set(known)
+    assert not peers.COMMANDS.keys() & set(COMMANDS)
+    told = " ".join(peers.COMMANDS.values())
+    assert set(re.findall(r"`ridgeline ([a-z]+)", told)) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("option", ["-p", "-e", "-d"])
+def test_a_short_option_is_not_taken_for_the_beginning_of_another(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["rerank", "-q", "x", option, "text"])
+    assert f"there is no option {option}" in capsys.readouterr().err
+
+
+def test_help_lists_commands_in_groups(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if re.fullmatch(r"  [a-z].*:", line)] == [
+        f"  {title}:" for title in GROUPS
+    ]
+    assert "    bench serve  measure" in shown
+    assert shown.index("run a model:") < shown.index("serve a model") < shown.index("pull ")
 
 
 def test_the_format_of_weights_is_among_the_common_options(capsys):

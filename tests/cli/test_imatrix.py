@@ -24,7 +24,7 @@ def test_a_text_becomes_a_file_that_convert_takes(capsys, tmp_path: Path) -> Non
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(out).tensors}
     assert np.all(tensors["blk.0.ffn_down.weight.counts"] == 192)
     model = tmp_path / "x.gguf"
-    arguments = ["embedded", str(model), "--format", "gguf", "--type", "q4_0", "--imatrix"]
+    arguments = ["embedded", str(model), "--format", "gguf", "--gguf-type", "q4_0", "--imatrix"]
     assert main(["convert", *arguments, str(out)]) == 0
     field = gguf.GGUFReader(model).get_field("quantize.imatrix.dataset")
     assert field is not None

@@ -51,7 +51,7 @@ def test_the_reference_executor_says_that_it_needs_torch():
     done = run("generate", "--prompt", "x", "--executor", "reference", before=WITHOUT_TORCH)
     assert done.returncode == 1
     assert done.stderr.startswith("error: The reference executor needs PyTorch: pip install '")
-    assert "[torch]'" in done.stderr
+    assert "[torch]' (first 'torch<2.14,>=2.11' from PyTorch's index of CPU" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

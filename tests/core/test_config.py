@@ -111,6 +111,8 @@ def test_numbers_may_come_as_text():
         ({"speculation": "maybe"}, "speculation must be one of off, ngram"),
         ({"kv_cache_dtype": "int3"}, "kv_cache_dtype must be one of auto"),
         ({"draft_quantization": "int5", "speculation": "draft"}, "cannot be quantized to 'int5'"),
+        ({"dtype": "fp8"}, "fp8 is what weights are quantized to: --quantization fp8"),
+        ({"quantization": "q4_k_m"}, "that is quantized already is read from it"),
         ({"draft_quantization": None}, "draft_quantization must be text"),
         ({"num_speculative_tokens": 7}, "no effect without speculation"),
         (

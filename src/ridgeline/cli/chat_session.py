@@ -246,19 +246,21 @@ class Chat:
                 markup=False,
             )
 
+    def _num_turns(self) -> str:
+        count = len(self.transcript.turns)
+        return "1 turn" if count == 1 else f"{count} turns"
+
     def do_save(self, rest: str) -> None:
         path = Path(rest).expanduser()
         if path.exists():
             Transcript.load(path)  # overwrite nothing else
         self.transcript.save(path)
-        count = len(self.transcript.turns)
-        error_console.print(f"{count} turns are in {path}.", style="dim", markup=False)
+        error_console.print(f"{path} has {self._num_turns()}.", style="dim", markup=False)
 
     def do_load(self, rest: str) -> None:
         self.transcript = Transcript.load(Path(rest).expanduser())
         self._last = None
-        count = len(self.transcript.turns)
-        error_console.print(f"{count} turns are here again.", style="dim")
+        error_console.print(f"Read {self._num_turns()}.", style="dim")
 
     def do_set(self, rest: str) -> None:
         if not rest:
@@ -283,8 +285,8 @@ class Chat:
         error_console.print(f"{name} = {shown}", style="dim", markup=False)
 
     def do_stats(self) -> None:
-        turns, dropped = len(self.transcript.turns), self.transcript.num_dropped
-        error_console.print(f"{self.status()} · {turns} turns, {dropped} dropped", style="dim")
+        turns = f"{self._num_turns()}, {self.transcript.num_dropped} dropped"
+        error_console.print(f"{self.status()} · {turns}", style="dim")
         if self._last is not None:
             self._print_figures(self._last)
             line = f"{self._output_tokens:,} tokens written · {roofline_line(self._llm.roofline())}"

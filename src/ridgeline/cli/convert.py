@@ -19,7 +19,7 @@ def add_options(parser: Parser) -> None:
         "--format", choices=("gguf", "safetensors"), required=True, help="what OUT will be"
     )
     parser.add_argument(
-        "--type", choices=tuple(FILE_TYPES), help="of GGUF: the number format; default q4_k_m"
+        "--gguf-type", choices=tuple(FILE_TYPES), help="of GGUF: the number format; default q4_k_m"
     )
     parser.add_argument(
         "--imatrix", type=Path, metavar="FILE", help="of GGUF: importance of each input column"
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             written = convert_to_gguf(
                 path,
                 arguments.out,
-                arguments.type or "q4_k_m",
+                arguments.gguf_type or "q4_k_m",
                 name="ridgeline-embedded" if name is None else Path(name).name,
                 importance=None if arguments.imatrix is None else read_imatrix(arguments.imatrix),
                 split_max_bytes=arguments.split_max_size,
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse_options(arguments: argparse.Namespace, to_gguf: bool) -> None:
     """Options of the other format."""
-    others = ("dtype",) if to_gguf else ("type", "imatrix", "split_max_size", "requantize")
+    others = ("dtype",) if to_gguf else ("gguf_type", "imatrix", "split_max_size", "requantize")
     for option in others:
         if getattr(arguments, option):
             raise InvalidRequestError(

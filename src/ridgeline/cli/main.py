@@ -4,6 +4,7 @@ import argparse
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -15,49 +16,69 @@ from ridgeline.cli.options import Parser
 from ridgeline.core.errors import MissingDependencyError, RidgelineError
 
 # The module that has the options and runs each command (or several, then with the function that
-# adds them), and a line of --help.
-COMMANDS = {
-    "serve": ("serve", "serve a model over HTTP"),
-    "route": ("route", "one address in front of several engines"),
-    "worker": ("worker", "compute a part of a model that another machine serves"),
-    "generate": ("generate", "complete a prompt"),
-    "chat": ("chat", "talk to a model"),
-    "run": ("chat", "the same as chat"),
-    "pull": ("models:add_pull_options", "download a model"),
-    "list": ("models:add_list_options", "models on this machine: bits, size, licence, speed"),
-    "show": ("models:add_show_options", "what is known of one of them"),
-    "rm": ("models:add_rm_options", "delete downloaded models"),
-    "embed": ("embed", "embeddings of texts, as JSONL"),
-    "rerank": ("rerank", "documents by their relevance to a query"),
-    "batch": ("batch", "answer a JSONL file of requests"),
-    "probe": ("probe", "measure an OpenAI-compatible endpoint"),
-    "bench": ("bench", "measure prefill and decode; also `bench serve`, `ladder` and `links`"),
-    "quantize": ("quantize", "make a smaller model that answers almost the same"),
-    "prune": ("prune", "make zeros, or take away layers, heads and channels"),
-    "distill": ("distill", "train a student on a teacher's answers: heal, shrink, train int3"),
-    "train-adapter": ("train_adapter", "a LoRA adapter, from text or in place of a long prompt"),
-    "eval": ("eval", "perplexity of a model, and how far it is from another"),
-    "profile": ("profile", "where the seconds of a step go, op by op"),
-    "bench-serve": ("bench_serve", "measure an engine or a URL under load"),
-    "bench-ladder": (
-        "bench_ladder",
-        "what kernels, formats and speculation give, predicted and measured",
-    ),
-    "bench-links": ("bench_links", "what exchanges between the processes of one model take"),
-    "convert": ("convert", "a model from safetensors to GGUF, from GGUF to safetensors"),
-    "imatrix": ("imatrix", "what a model's matrices see, for better GGUF files"),
-    "plan": ("plan", "predict memory, latency, throughput and cost on any hardware"),
-    "optimize": ("optimize", "the settings that serve a load best here: predicted, raced, proven"),
-    "tune": ("tune", "whether a server's settings still suit what it is asked"),
-    "rank": ("rank", "models beside each other: fit, speed at a context, concurrency, cost"),
-    "memory": ("memory", "bytes of weights, KV cache and activations"),
-    "cost": ("cost", "what measured rates cost, in tokens and requests"),
-    "hardware": ("catalogue", "list the catalogue's machines, with the source of every figure"),
-    "ceilings": ("ceilings", "measure memory, arithmetic, disk, network and PCIe in 30 s"),
-    "roofline": ("roofline", "what bounds a model here, and what to try next"),
-    "collect-env": ("collect_env", "describe machine and installation"),
-    "completion": ("completion", "print the completion of a shell"),
+# adds them), and a line of --help, which shows them in these groups.
+GROUPS = {
+    "run a model": {
+        "serve": ("serve", "serve a model over HTTP"),
+        "route": ("route", "one address in front of several engines"),
+        "worker": ("worker", "compute a part of a model that another machine serves"),
+        "generate": ("generate", "complete a prompt"),
+        "chat": ("chat", "talk to a model"),
+        "run": ("chat", "the same as chat"),
+        "embed": ("embed", "embeddings of texts, as JSONL"),
+        "rerank": ("rerank", "documents by their relevance to a query"),
+        "batch": ("batch", "answer a JSONL file of requests"),
+    },
+    "models on this machine": {
+        "pull": ("models:add_pull_options", "download a model"),
+        "list": ("models:add_list_options", "models on this machine: bits, size, licence, speed"),
+        "show": ("models:add_show_options", "what is known of one of them"),
+        "rm": ("models:add_rm_options", "delete downloaded models"),
+    },
+    "change a model, and compare": {
+        "quantize": ("quantize", "make a smaller model that answers almost the same"),
+        "prune": ("prune", "make zeros, or take away layers, heads and channels"),
+        "distill": ("distill", "train a student on a teacher's answers: heal, shrink, train int3"),
+        "train-adapter": (
+            "train_adapter",
+            "a LoRA adapter, from text or in place of a long prompt",
+        ),
+        "eval": ("eval", "perplexity of a model, and how far it is from another"),
+        "convert": ("convert", "a model from safetensors to GGUF, from GGUF to safetensors"),
+        "imatrix": ("imatrix", "what a model's matrices see, for better GGUF files"),
+    },
+    "predict and choose": {
+        "plan": ("plan", "predict memory, latency, throughput and cost on any hardware"),
+        "rank": ("rank", "models beside each other: fit, speed at a context, concurrency, cost"),
+        "memory": ("memory", "bytes of weights, KV cache and activations"),
+        "cost": ("cost", "what measured rates cost, in tokens and requests"),
+        "hardware": ("catalogue", "list the catalogue's machines, with the source of every figure"),
+    },
+    "measure and improve": {
+        "roofline": ("roofline", "what bounds a model here, and what to try next"),
+        "optimize": (
+            "optimize",
+            "the settings that serve a load best here: predicted, raced, proven",
+        ),
+        "tune": ("tune", "whether a server's settings still suit what it is asked"),
+        "profile": ("profile", "where the seconds of a step go, op by op"),
+        "bench": ("bench", "measure prefill and decode; also `bench serve`, `ladder` and `links`"),
+        "bench-serve": ("bench_serve", "measure an engine or a URL under load"),
+        "bench-ladder": (
+            "bench_ladder",
+            "what kernels, formats and speculation give, predicted and measured",
+        ),
+        "bench-links": ("bench_links", "what exchanges between the processes of one model take"),
+        "probe": ("probe", "measure an OpenAI-compatible endpoint"),
+        "ceilings": ("ceilings", "measure memory, arithmetic, disk, network and PCIe in 30 s"),
+    },
+    "this installation": {
+        "collect-env": ("collect_env", "describe machine and installation"),
+        "completion": ("completion", "print the completion of a shell"),
+    },
 }
+COMMANDS = {name: told for group in GROUPS.values() for name, told in group.items()}
+_TITLES = {next(iter(group)): title for title, group in GROUPS.items()}
 _BENCHES = ("serve", "ladder", "links")
 _INTERRUPTED = 130
 _SERVER_PACKAGES = ("httptools", "multipart", "prometheus_client", "starlette", "uvicorn", "uvloop")
@@ -107,8 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = Parser(prog="ridgeline", description="LLM inference that knows its bound.")
+    parser.formatter_class = _Grouped
     parser.add_argument("--version", action="version", version=ridgeline.__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(
+        required=True, title="commands", metavar="COMMAND", parser_class=Parser
+    )
     for name, (module, text) in COMMANDS.items():
         prog = f"ridgeline {name.replace('bench-', 'bench ')}"
         lines = EXAMPLES.get(name)
@@ -117,3 +141,13 @@ def build_parser() -> argparse.ArgumentParser:
             name, prog=prog, help=text, epilog=epilog, module=f"ridgeline.cli.{module}"
         )
     return parser
+
+
+class _Grouped(argparse.RawDescriptionHelpFormatter):
+    """Puts the title of its group before a group's first command."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        title = _TITLES.get(action.dest)
+        before = "" if title is None else f"\n  {title}:\n"
+        shown = super()._format_action(action)
+        return before + re.sub(r"^( +)bench-", r"\1bench ", shown)

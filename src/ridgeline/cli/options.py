@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from ridgeline.cli.config_file import Pairs, add_config_option
+from ridgeline.cli.peers import COMMANDS, meant_option
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.kv_compression import KVCompression
@@ -71,21 +72,32 @@ class Parser(argparse.ArgumentParser):
             self._module = None
 
     def _refuse(self, word: str) -> NoReturn:
-        if not word.startswith("--"):
-            self.error(f"unexpected argument {word}")
         option = word.partition("=")[0]
+        if not option.startswith("-"):
+            self.error(f"unexpected argument {word}")
+        meant = meant_option(option, frozenset(self._option_string_actions))
+        if meant is not None:
+            self.error(f"there is no option {option}: {meant}")
         names = [name.removeprefix("--") for name in self._option_string_actions]
-        near = nearest(option.removeprefix("--"), names)
+        near = nearest(option.removeprefix("--"), names) if option.startswith("--") else None
         hint = "" if near is None else f"; did you mean --{near}?"
         self.error(f"there is no option {option}{hint}")
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Only whole options: argparse takes -p for the beginning of -pp, even so."""
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [each for each in found if option_string.startswith(each[1])]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse what is none of the choices, with the nearest."""
         if action.choices is None or value in action.choices:
             return
+        is_command = action.dest == argparse.SUPPRESS
+        if is_command and value in COMMANDS:
+            self.error(f"there is no command {value}: {COMMANDS[value]}")
         near = nearest(value, action.choices)
         hint = "" if near is None else f"; did you mean {near}?"
-        if action.dest == argparse.SUPPRESS:
+        if is_command:
             self.error(f"there is no command {value}{hint}")
         choices = ", ".join(map(str, action.choices))
         raise argparse.ArgumentError(action, f"{value!r} is none of {choices}{hint}")

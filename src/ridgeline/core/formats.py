@@ -103,8 +103,10 @@ def float_format(name: str) -> NumberFormat:
     """
     fmt = _BY_NAME.get(full_name(name))
     if fmt is None:
+        hint = f" {name} is what weights are quantized to: --quantization {name}."
         raise SettingsError(
             f"Unknown number format {name!r}; choose one of {', '.join(sorted(_BY_NAME))}."
+            + (hint if name in ON_LOAD else "")
         )
     return fmt
 
@@ -157,6 +159,8 @@ def on_load_format(name: str | None) -> NumberFormat | None:
         return None
     if name not in ON_LOAD:
         raise SettingsError(
-            f"Weights cannot be quantized to {name!r} on load; choose one of {', '.join(ON_LOAD)}."
+            f"Weights cannot be quantized to {name!r} on load; choose one of "
+            f"{', '.join(ON_LOAD)}. The format of a checkpoint or GGUF file that is quantized "
+            "already is read from it."
         )
     return number_format(name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileType:
-    """What ``--type`` names: ``general.file_type`` (``enum llama_ftype``) and the usual format."""
+    """What ``--gguf-type`` names: ``general.file_type`` (``llama_ftype``) and the usual format."""
 
     number: int
     format: str

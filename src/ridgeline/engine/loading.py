@@ -87,8 +87,8 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
         and not Path(config.model or "").exists()
     ):
         raise ModelNotFoundError(
-            f"{config.model} is the name of a shape, without weights: use it with load_format "
-            "dummy, or name a folder, a GGUF file or a repository of the hub."
+            f"{config.model} is the name of a shape, without weights: use it with --load-format "
+            "dummy (random weights), or name a folder, a GGUF file or a repository of the hub."
         )
     folder = tokenizer = None
     if config.load_format == "dummy" and preset is not None:

@@ -185,13 +185,20 @@ def _named(tokenizer: Tokenizer) -> dict[str, object]:
     before = None if start is None else full[:start]
     after = None if start is None else full[start + len(bare) :]
     bos = keys.get(f"{PREFIX}bos_token_id")
-    if before not in ([], [bos]) or after not in ([], [keys.get(f"{PREFIX}eos_token_id")]):
+    eos = keys.get(f"{PREFIX}eos_token_id")
+    if before not in ([], [bos]) or after not in ([], [eos]):
         raise TokenizerError(
-            "The tokenizer puts more around a text than GGUF can say: BOS before it and EOS after."
+            f"With special tokens the tokenizer makes {full} of the tokens {bare}; GGUF can only "
+            f"say BOS before a text (here {_id_or_none(bos)}) and EOS after it "
+            f"(here {_id_or_none(eos)}). tokenizer_config.json names them: bos_token, eos_token."
         )
     keys[f"{PREFIX}add_bos_token"] = bool(before)
     keys[f"{PREFIX}add_eos_token"] = bool(after)
     return keys
+
+
+def _id_or_none(token_id: object) -> str:
+    return "none is named" if token_id is None else str(token_id)
 
 
 def _templates(template: str | Mapping[str, str] | None) -> dict[str, object]:
