@@ -74,8 +74,16 @@ def test_tokens_with_pieces_and_back(http):
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/completion", ASK | {"mirostat": 2}, "mirostat"),
-        ("/completion", ASK | {"typical_p": 0.5}, "typical_p"),
+        (
+            "/completion",
+            ASK | {"mirostat": 2},
+            "mirostat: this is not done here, and may only be off, which is 0.",
+        ),
+        (
+            "/completion",
+            ASK | {"typical_p": 0.5},
+            "typical_p: this is not done here, and may only be off, which is 1.",
+        ),
         ("/completion", ASK | {"n_predict": 0}, "n_predict"),
         ("/completion", ASK | {"prompt": ["a", "b"]}, "one text"),
         ("/completion", ASK | {"grammar": "x", "json_schema": {}}, "exclude each other"),

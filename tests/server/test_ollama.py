@@ -138,7 +138,7 @@ def test_loading_and_unloading_are_said_and_change_nothing(http, name):
     [
         ("chat", {"model": "other"}, 404, "There is no model 'other'"),
         ("chat", {"messages": [{"role": "user", "images": ["aGk="]}]}, 400, "reads text"),
-        ("chat", {"options": {"mirostat": 1}}, 400, "options.mirostat"),
+        ("chat", {"options": {"mirostat": 1}}, 400, "options.mirostat: this is not done here"),
         ("chat", {"options": {"num_predict": 0}}, 400, "num_predict"),
         ("chat", {"formt": "json"}, 400, "did you mean 'format'"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "cannot fill in the middle"),

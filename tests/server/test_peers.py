@@ -99,6 +99,16 @@ def test_anthropics_clients_get_their_list_of_models(served, http):
         ("/api/v1/chat/completions", "did you mean /v1/chat/completions"),
         ("/v1/metrics", "did you mean /metrics"),
         ("/v1/chat/completion", "did you mean '/v1/chat/completions'"),
+        ("/api/create", "There is no route /api/create: there are no Modelfiles"),
+        ("/api/copy", "--served-model-name gives the served model other names"),
+        ("/api/push", "never uploaded."),
+        (
+            "/api/blobs/sha256:12",
+            "There is no route /api/blobs/sha256:12: models come by /api/pull",
+        ),
+        ("/v1/images/generations", "no route /v1/images/generations: the models here read"),
+        ("/pages/conversations.js", "There is no route /pages/conversations.js."),
+        ("/v1/messages/batches", "batches are OpenAI's, at /v1/batches"),
         ("/nothing/like/it", "There is no route /nothing/like/it."),
     ],
 )

@@ -8,6 +8,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.core.spelling import suggestion
+from ridgeline.server.absent_routes import instead_of
 from ridgeline.server.access import Access
 from ridgeline.server.context import Call, Server
 from ridgeline.server.continuation import STATE_PATH
@@ -373,4 +374,7 @@ def _hint(path: str, paths: Collection[str]) -> str:
     for meant in (f"/v1{plain}", plain):
         if meant in paths and meant != path:
             return f"; did you mean {meant}? Base URLs of OpenAI's clients end with /v1."
-    return suggestion(path, paths)
+    instead = instead_of(path)
+    if instead is not None:
+        return f": {instead}."
+    return suggestion(path, [each for each in paths if not each.startswith("/page/")])

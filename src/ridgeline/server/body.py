@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgeline.core.spelling import suggestion
 from ridgeline.server.errors import ApiError, bad_request
-from ridgeline.server.schemas.choices import choices, field_names, leave_out_unknown
+from ridgeline.server.schemas.choices import choices, field_names, leave_out_unknown, only_number
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -147,7 +147,9 @@ def _invalid(text: str, schema: Any) -> ApiError:
         where = f"{where}.{missing.group(1)}".lstrip(".")
         return bad_request(f"{where}: this field is required.", where, "missing_field")
     wrong = _WRONG_CHOICE.match(what)
-    if wrong is not None and (allowed := choices(schema, where)):
+    if (off := only_number(schema, where)) is not None:
+        what = f"this is not done here, and may only be off, which is {off:g}"
+    elif wrong is not None and (allowed := choices(schema, where)):
         what = f"{wrong.group(1)[:80]} is not one of {', '.join(allowed)}"
     what = what[:1].lower() + what[1:]
     return bad_request(f"{where}: {what}." if where else f"The body: {what}.", where or None)

@@ -18,6 +18,20 @@ def choices(schema: Any, path: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
+def only_number(schema: Any, path: str) -> float | None:
+    """The one number that is possible at a path, as where a sampler may only be off."""
+    found = [each for each in _kinds_at(schema, path) if not isinstance(each, inspect.NoneType)]
+    if len(found) != 1:
+        return None
+    if isinstance(found[0], inspect.LiteralType) and len(found[0].values) == 1:
+        (value,) = found[0].values
+        return value if type(value) is int else None
+    if isinstance(found[0], inspect.FloatType) and found[0].ge == found[0].le:
+        return found[0].ge
+    return None
+
+
+@lru_cache(maxsize=256)
 def field_names(schema: Any, path: str) -> tuple[str, ...]:
     """The fields of the object at a path; none if there is no such object."""
     found = _kinds_at(schema, path)
