@@ -10,6 +10,7 @@ import pytest
 
 from ridgeline.cli import examples, peers
 from ridgeline.cli.main import _BENCHES, COMMANDS, GROUPS, build_parser, main
+from ridgeline.roofline.catalogue import load_catalogue
 
 NAMES = [name for name in COMMANDS if not name.startswith("bench-")]
 NAMES += [name.replace("bench-", "bench ") for name in COMMANDS if name.startswith("bench-")]
@@ -31,6 +32,14 @@ def test_examples_are_command_lines(line):
     if words[0] == "bench" and words[1] in _BENCHES:
         words[:2] = ["-".join(words[:2])]
     assert callable(build_parser().parse_args(words).run)
+
+
+def test_machines_of_examples_are_in_the_catalogue():
+    lines = " ".join(line for each in examples.EXAMPLES.values() for line in each)
+    names = ",".join(re.findall(r"--hardware (\S+)", lines)).split(",")
+    assert len(names) >= 3
+    for name in names:
+        load_catalogue(None).device(name)
 
 
 def parsed(*words):

@@ -97,3 +97,15 @@ def test_mistakes_are_one_line(capsys, options):
     code, out, err = run(capsys, options)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
+
+
+def test_what_is_quantized_on_load_takes_what_the_executor_takes(capsys):
+    """8B in int4: layers 3.93 GB, a head of six bits and an embedding of eight."""
+    text = "llama-3.1-8b --quantization int4"
+    assert (
+        "weights          4.77 GB  in int4, as the cpu executor holds them" in run(capsys, text)[1]
+    )
+    text = "llama-3.1-8b --quantization fp8"
+    assert (
+        "weights          8.56 GB  in fp8, as the cuda executor holds them" in run(capsys, text)[1]
+    )

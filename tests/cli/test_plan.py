@@ -241,6 +241,24 @@ def test_more_devices_than_a_replica_takes(capsys):
     assert "in one host, of up to 8" in out
 
 
+def test_ranks_are_as_many_devices_if_not_told_otherwise(capsys):
+    code, out, _ = run(capsys, "--shape", "llama-3.1-8b", "--hardware", "h100", "-tp", "2", *SHORT)
+    assert code == 0
+    assert out.startswith("llama-3.1-8b on 2 × NVIDIA H100 SXM (1 × tensor-parallel 2)")
+
+
+def test_what_does_not_fit_is_told_what_would_help(capsys):
+    code, out, _ = run(capsys, "--shape", "llama-3.1-70b", "--hardware", "l4")
+    assert code == 0
+    assert "--quantization int4" in out
+
+
+def test_a_machine_that_is_called_otherwise(capsys):
+    code, _, err = run(capsys, "--shape", "llama-3.1-8b", "--hardware", "h100-sxm")
+    assert code == 2
+    assert "Unknown hardware 'h100-sxm'; did you mean h100? Choose this, or one of a10" in err
+
+
 def test_power_is_said_to_be_an_upper_bound(capsys):
     _, out, _ = run(capsys, "--shape", "qwen2.5-0.5b", "--hardware", "l4", "--count", "2", *SHORT)
     assert "at most 144 W by the datasheet, so" in out

@@ -77,7 +77,7 @@ EXAMPLES = {
         "ridgeline rank qwen2.5-0.5b llama-3.2-1b llama-3.1-8b --hardware l4,h100 --context 4000",
     ),
     "memory": ("ridgeline memory --shape llama-3.1-8b --quantization int4",),
-    "cost": ("ridgeline cost --hardware h100-sxm --output-tok-s 2500",),
+    "cost": ("ridgeline cost --hardware h100 --output-tok-s 2500",),
     "hardware": ("ridgeline hardware",),
     "ceilings": ("ridgeline ceilings",),
     "roofline": ("ridgeline roofline --shape llama-3.2-1b",),

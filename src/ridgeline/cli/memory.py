@@ -10,6 +10,7 @@ from ridgeline.cli.priced_model import add_model_options, check_model, shape_of
 from ridgeline.core.cache_groups import KVGroup
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.spec import AttentionSpec
+from ridgeline.executors.registry import executor_traits
 from ridgeline.roofline.memory import (
     activation_bytes,
     parameter_bytes,
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError("--bits is of --parameters; a model has --dtype, --quantization.")
     check_model(arguments)
     name, model = shape_of(arguments)
-    result = {"model": name, **_memory(model, arguments)}
+    executor, model = _held(model)
+    result = {"model": name, "executor": executor, **_memory(model, arguments)}
     if arguments.json:
         print(json.dumps(result))
     else:
@@ -79,6 +81,17 @@ def _parameters(arguments: argparse.Namespace) -> int:
     for text, size in sizes.items():
         print(f"{text:>6} bits: {_size(size)}")
     return 0
+
+
+def _held(model: PricedModel) -> tuple[str | None, PricedModel]:
+    """A model that is quantized on load, as the first executor that does that holds it: what its
+    head and embedding are quantized to is the executor's choice. Any other model as it is stored.
+    """
+    for name in ("cpu", "cuda") if model.weights is not None else ():
+        traits = executor_traits(name)
+        if model.weights is not None and model.weights.name in traits.weight_formats:
+            return name, traits.priced(model)
+    return None, model
 
 
 def _memory(model: PricedModel, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -141,7 +154,9 @@ def _size(num_bytes: float) -> str:
 
 
 def _lines(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield "weights", _size(result["weights_bytes"]), f"in {result['weights_format']}"
+    executor = result["executor"]
+    held = "" if executor is None else f", as the {executor} executor holds them"
+    yield "weights", _size(result["weights_bytes"]), f"in {result['weights_format']}{held}"
     of_batch = f"{result['batch']} × {result['context']:,} tokens in {result['kv_format']}"
     yield "KV", _size(result["kv_bytes"]), f"{of_batch}, {_size(result['kv_bytes_per_token'])} each"
     for group in result["kv_groups"]:

@@ -40,7 +40,7 @@ def add_options(parser: Parser) -> None:
     """Add the options of this command."""
     add_model_options(parser)
     add_machine_options(parser, default=None)
-    parser.add_argument("--count", type=int, metavar="N", help="devices; default 1")
+    parser.add_argument("--count", type=int, metavar="N", help="devices; default: those of -tp")
     parser.add_argument(
         "-tp", "--tensor-parallel", type=int, metavar="N", help="devices of one replica"
     )
@@ -253,8 +253,9 @@ def _hardware(arguments: argparse.Namespace) -> str:
 def _machine(arguments: argparse.Namespace) -> "Machine":
     from ridgeline.planning import catalogue_machine
 
-    count = arguments.count or 1
-    if _hardware(arguments) == THIS:
+    is_this = _hardware(arguments) == THIS
+    count = arguments.count or (1 if is_this else arguments.tensor_parallel or 1)
+    if is_this:
         if count != 1 and not arguments.layouts:
             raise InvalidRequestError("There is one machine like this; --count is for others.")
         machine = replace(this_machine(this_calibration(arguments)), count=count, host_devices=1)

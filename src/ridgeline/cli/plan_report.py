@@ -25,7 +25,8 @@ def print_plan(result: Mapping[str, Any]) -> None:
         print_paragraph(
             console,
             "  does not fit: not one sequence of this length has room beside the weights on "
-            f"{result['tensor_parallel']} × {result['hardware']}",
+            f"{result['tensor_parallel']} × {result['hardware']}. More devices (--count), fewer "
+            "bits (--quantization int4) or shorter texts (--prompt, --output) may help.",
             indent=4,
         )
         _print_notes(console, result["notes"])

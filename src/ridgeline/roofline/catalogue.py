@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.spelling import nearest
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 from ridgeline.roofline.storage import config_folder
 
@@ -91,7 +92,11 @@ class Catalogue:
         found = self.devices.get(key.lower())
         if found is None:
             known = ", ".join(sorted(self.devices))
-            raise InvalidRequestError(f"Unknown hardware {key!r}; choose this, or one of {known}.")
+            near = nearest(key.lower(), self.devices)
+            choose = "; choose" if near is None else f"; did you mean {near}? Choose"
+            raise InvalidRequestError(
+                f"Unknown hardware {key[:80]!r}{choose} this, or one of {known}."
+            )
         return found
 
     def known_as(self, machine: str) -> DeviceSpec | None:
