@@ -61,3 +61,25 @@ def test_who_unpins_after_a_restart_releases_no_other_pin(model_folder):
             engine.unpin_prefix(kept.number)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_who_leaves_just_as_the_pin_is_made_holds_nothing(model_folder):
+    async def main():
+        config = EngineConfig(model=str(model_folder), block_tokens=16)
+        async with AsyncEngine(config, in_process=True) as engine:
+            pinning = asyncio.create_task(engine.pin_prefix(PROMPT, request_id="a"))
+            answer, sent = engine._answer, []
+            send = engine._host.send
+
+            def answer_and_leave(number, found):
+                answer(number, found)
+                pinning.cancel()
+
+            engine._answer = answer_and_leave
+            engine._host.send = lambda message: (sent.append(message), send(message))
+            with pytest.raises(asyncio.CancelledError):
+                await pinning
+            assert engine.pinned_prefixes == ()
+            assert [type(each).__name__ for each in sent] == ["Add", "Pin", "Unpin"]
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -1,7 +1,10 @@
 """Named prefixes: who names one gets the answer to the whole prompt; each key for itself."""
 
+import asyncio
 import hashlib
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.server.running import running
@@ -243,3 +246,66 @@ def test_a_prompt_is_no_conversation(keyed):
         ("/v1/completions", {"prompt": "x", "cached_content": text["id"], "cache_salt": "s"}),
     ):
         assert call(keyed, "a", "POST", path, **body).status_code == 400
+
+
+@pytest.fixture
+def slow_pins(keyed, monkeypatch):
+    """Pins that are made when ``go`` is set; ``asked`` counts them."""
+    engine, go, asked = keyed.server.engine, threading.Event(), []
+    pin_prefix = engine.pin_prefix
+
+    async def late(token_ids, **settings):
+        asked.append(token_ids)
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        return await pin_prefix(token_ids, **settings)
+
+    monkeypatch.setattr(engine, "pin_prefix", late)
+    return go, asked
+
+
+def until(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", ["/v1/caches/{id}", "/admin/tenants/a"])
+def test_what_is_deleted_while_it_is_computed_pins_nothing(keyed, slow_pins, path):
+    """Else its KV would be held for ever, by nobody, and nobody else would have room."""
+    go, asked = slow_pins
+    with ThreadPoolExecutor() as pool:
+        making = pool.submit(call, keyed, "a", "POST", "/v1/caches", prompt=LONG)
+        until(lambda: asked)
+        (card,) = call(keyed, "a", "GET", "/v1/caches").json()["data"]
+        key = "admin" if "admin" in path else "a"
+        assert call(keyed, key, "DELETE", path.format(**card)).status_code == 200
+        go.set()
+        answer = making.result()
+    assert (answer.status_code, "deleted" in answer.text) == (409, True)
+    assert keyed.server.engine.pinned_prefixes == ()
+    assert call(keyed, "a", "GET", "/v1/caches").json()["data"] == []
+
+
+def test_what_many_name_at_once_is_pinned_again_once(keyed, slow_pins):
+    go, asked = slow_pins
+    go.set()
+    card = made(keyed, "a", prompt=LONG)
+
+    async def lose():
+        for pin in keyed.server.engine.pinned_prefixes:
+            keyed.server.engine.unpin_prefix(pin.number)
+        go.clear()
+
+    keyed.on_loop(lose())
+    with ThreadPoolExecutor() as pool:
+        naming = [
+            pool.submit(complete, keyed, "a", f"{number} dog", cached_content=card["id"])
+            for number in range(3)
+        ]
+        until(lambda: len(asked) > 1)
+        time.sleep(0.2)
+        go.set()
+        assert all(cached(each.result()) for each in naming)
+    assert len(keyed.server.engine.pinned_prefixes) == 1

@@ -250,14 +250,23 @@ class AsyncEngine(EngineClient):
         self._host.send(question)
         try:
             return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._let_go(answer.result())
+            raise
         finally:
             del self._asked[number]
+
+    def _let_go(self, answer: Reply) -> None:
+        """Nobody waits for it any more."""
+        if isinstance(answer, Pinned):
+            self._host.send(Unpin(prefix=answer.prefix))
 
     def _answer(self, number: int, answer: Reply | errors.RidgelineError) -> None:
         future = self._asked.get(number)
         if future is None or future.done():
-            if isinstance(answer, Pinned):  # nobody waits for it any more
-                self._host.send(Unpin(prefix=answer.prefix))
+            if not isinstance(answer, errors.RidgelineError):
+                self._let_go(answer)
         elif isinstance(answer, errors.RidgelineError):
             future.set_exception(answer)
         else:

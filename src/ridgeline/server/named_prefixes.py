@@ -47,6 +47,7 @@ class NamedPrefix:
     pin: PinnedPrefix | None = None
     token_hours: float = 0.0
     settled_s: float = field(default_factory=time.monotonic)
+    pinning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def expires_at(self) -> int | None:
@@ -136,19 +137,22 @@ class NamedPrefixes:
 
         Raises:
             ApiError: 429 at a limit of the tenant's, 400 where it is too short or leaves the pool
-                no room.
+                no room, 409 where it was deleted meanwhile.
         """
         if is_limited:
             self._check_limits(prefix)
         self._prefixes[prefix.id] = prefix
         try:
-            prefix.pin = await self._pin(prefix, priority)
+            async with prefix.pinning:
+                await self._pin(prefix, priority)
         except OutOfMemoryError as error:
-            del self._prefixes[prefix.id]
+            self._prefixes.pop(prefix.id, None)
             raise bad_request(str(error)) from None
         except BaseException:
-            del self._prefixes[prefix.id]
+            self._prefixes.pop(prefix.id, None)
             raise
+        if prefix.id not in self._prefixes:
+            raise ApiError(409, "The cached content was deleted while it was computed.")
         prefix.settled_s = time.monotonic()
         self.extend(prefix, ttl_s)
 
@@ -196,15 +200,14 @@ class NamedPrefixes:
 
     async def keep_pinned(self, prefix: NamedPrefix, priority: int) -> None:
         """Pin it again where the engine was started again, as far as there is room."""
-        if self._is_pinned(prefix):
-            return
-        self.settle([prefix])
-        try:
-            prefix.pin = await self._pin(prefix, priority)
-        except (OutOfMemoryError, OverloadedError):
-            prefix.pin = None  # requests still find what is cached
-        if prefix.id not in self._prefixes and prefix.pin is not None:
-            self._engine.unpin_prefix(prefix.pin.number)  # it was deleted meanwhile
+        async with prefix.pinning:  # once, whoever else waits for it
+            if self._is_pinned(prefix) or prefix.id not in self._prefixes:
+                return
+            self.settle([prefix])
+            try:
+                await self._pin(prefix, priority)
+            except (OutOfMemoryError, OverloadedError):
+                prefix.pin = None  # requests still find what is cached
 
     def settle(self, prefixes: Iterable[NamedPrefix] | None = None) -> None:
         """Charge for what storage has taken until now."""
@@ -232,8 +235,8 @@ class NamedPrefixes:
     def _is_pinned(self, prefix: NamedPrefix) -> bool:
         return prefix.pin is not None and prefix.pin in self._engine.pinned_prefixes
 
-    async def _pin(self, prefix: NamedPrefix, priority: int) -> PinnedPrefix:
-        return await self._engine.pin_prefix(
+    async def _pin(self, prefix: NamedPrefix, priority: int) -> None:
+        prefix.pin = await self._engine.pin_prefix(
             prefix.token_ids,
             request_id=new_id("pin-"),
             adapter=prefix.adapter,
@@ -241,3 +244,5 @@ class NamedPrefixes:
             tenant=prefix.tenant,
             priority=priority,
         )
+        if prefix.id not in self._prefixes and self._is_pinned(prefix):  # it was deleted meanwhile
+            self._engine.unpin_prefix(prefix.pin.number)
