@@ -39,7 +39,21 @@ HALF = 2.0**-11  # relative error of a rounded half
 GGUF = {
     kind: number
     for number, kind in ((n, f.name) for n, f in GGUF_FORMATS.items())
-    if kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+    if kind
+    in (
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "TQ1_0",
+        "TQ2_0",
+    )
 }
 
 
@@ -188,6 +202,18 @@ def test_scales_that_only_nearly_have_factors_keep_groups_of_32() -> None:
         found = matrix_codes(replace(weight, **changed))
         assert found is not None and not found.form.has_factors
         check(replace(weight, **changed))
+
+
+def test_a_ternary_block_with_a_fourth_code_is_expanded() -> None:
+    """It stands for 2 d, which two bits around a middle do not hold."""
+    form = GGUF_FORMATS[GGUF["TQ2_0"]]
+    values = np.random.default_rng(0).integers(-1, 2, (16, 256)).astype(np.float32)
+    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType.TQ2_0)
+    assert matrix_codes(GGUFBlocks(format=form, shape=values.shape, data=data)) is not None
+    data[3, 5] = 0xFF
+    odd = GGUFBlocks(format=form, shape=values.shape, data=data)
+    assert matrix_codes(odd) is None
+    assert odd.dequantize("float32").max() == 2
 
 
 def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:

@@ -197,6 +197,47 @@ def bitsandbytes() -> None:
             keep(name, Path(saved), plain, library)
 
 
+# BitNet, by transformers
+
+
+@torch.no_grad()
+def bitnet() -> None:
+    from transformers.integrations.bitnet import (
+        AutoBitLinear,
+        BitLinear,
+        pack_weights,
+        unpack_weights,
+    )
+
+    library = f"transformers {version('transformers')}"
+    base = base_model(torch.bfloat16)
+    for linear_class in ("bitlinear", "autobitlinear"):
+        packed, plain = {}, {}
+        for key, value in base.state_dict().items():
+            packed[key] = plain[key] = value
+            if value.ndim != 2 or "embed" in key or "lm_head" in key:
+                continue
+            scale = value.float().abs().mean().to(torch.bfloat16)  # as WeightQuant
+            packed[key] = pack_weights((value / scale).round().clamp(-1, 1))
+            held = 1 / scale if linear_class == "bitlinear" else scale
+            packed[f"{key}_scale"] = held.reshape(1)
+            of_class = BitLinear if linear_class == "bitlinear" else AutoBitLinear
+            layer = of_class(*reversed(value.shape), bias=False, dtype=torch.float32)
+            layer.weight_scale = packed[f"{key}_scale"].float()
+            if linear_class == "bitlinear":
+                layer.weight = packed[key]
+            else:
+                layer.weight.copy_(unpack_weights(packed[key], torch.float32))
+            plain[key] = layer(torch.eye(value.shape[1])).T
+        settings = {
+            "quant_method": "bitnet",
+            "linear_class": linear_class,
+            "quantization_mode": "offline",
+            "modules_to_not_convert": ["lm_head"],
+        }
+        _save(f"bitnet-{linear_class}", packed, plain, settings, library)
+
+
 class _Packed:
     """What ``pack_original`` needs of the layer that it fills."""
 
@@ -385,6 +426,7 @@ def _save(
 if __name__ == "__main__":
     makers = {
         "autoawq": autoawq,
+        "bitnet": bitnet,
         "bitsandbytes": bitsandbytes,
         "compressed-tensors": compressed_tensors,
         "fp8": fp8,

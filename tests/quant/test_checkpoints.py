@@ -24,6 +24,7 @@ from ridgeline.weights import CheckpointWeights, expanded_weights
 FOLDERS = sorted((Path(__file__).parents[1] / "data" / "quantized").iterdir())
 SAMPLE = "model.layers.0.self_attn.k_proj.weight"
 BITS = {"ct-int4-group": 4.5, "ct-w8a8": 8.25, "bnb-nf4-double": 4.127, "mxfp4-gpt-oss": 4.25}
+BITS |= {"bitnet-bitlinear": 2, "bitnet-autobitlinear": 2}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

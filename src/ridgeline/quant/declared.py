@@ -10,6 +10,7 @@ from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import ModelDefinition
 from ridgeline.models.lower import lower
 from ridgeline.quant.awq import AWQ
+from ridgeline.quant.bitnet import TERNARY, BitNet
 from ridgeline.quant.bitsandbytes import BitsAndBytes
 from ridgeline.quant.compressed_tensors import CompressedTensors
 from ridgeline.quant.compressed_tensors_config import WeightArgs
@@ -67,6 +68,8 @@ def _format(
             return None
         case AWQ():
             return scheme.format
+        case BitNet():
+            return TERNARY
         case FP8Weights():
             rows, columns = scheme.block or (1, None)
             return replace(number_format("fp8"), is_float=True, group_size=columns, group_rows=rows)

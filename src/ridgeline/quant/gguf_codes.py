@@ -2,7 +2,8 @@
 
 A layout takes raw blocks, uint8 ``[N, block_bytes]``. Its ``codes`` are ``[N, block_elements]``,
 its ``scales`` ``[N, groups]`` and mins of that shape or ``None``. A value is scale · code + min, or
-scale · (code − 2^(bits−1)). The layouts are in `gguf_blocks` and `gguf_k_blocks`.
+scale · (code − 2^(bits−1)). The layouts are in `gguf_blocks`, `gguf_k_blocks` and
+`gguf_ternary`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 from ridgeline.quant.gguf_blocks import Bytes, Floats, five_bits, half, nibbles
 from ridgeline.quant.gguf_k_blocks import planes, scales_and_mins
 from ridgeline.quant.gguf_tensor import GGUFBlocks
+from ridgeline.quant.gguf_ternary import scale_of, tq1_0_codes, tq2_0_codes
 
 _CHUNK_ELEMENTS = 1 << 20
 _Scales = tuple[Floats, Floats | None]
@@ -25,6 +27,7 @@ class GGUFLayout:
     bits: int
     codes: Callable[[Bytes], Bytes]
     scales: Callable[[Bytes], _Scales]
+    most: int = 255  # that a code may be
 
 
 def code_layout(weight: GGUFBlocks) -> GGUFLayout | None:
@@ -49,6 +52,11 @@ def split_scales(weight: GGUFBlocks, layout: GGUFLayout) -> _Scales:
     with np.errstate(all="ignore"):  # scales may be NaN or infinite
         scales, mins = layout.scales(_blocks(weight, slice(0, rows)))
     return scales.reshape(rows, -1), None if mins is None else mins.reshape(rows, -1)
+
+
+def has_codes(weight: GGUFBlocks, layout: GGUFLayout) -> bool:
+    """Whether all codes are such as the layout is for."""
+    return layout.most == 255 or int(split_codes(weight, layout).max(initial=0)) <= layout.most
 
 
 def _blocks(weight: GGUFBlocks, rows: slice) -> Bytes:
@@ -97,6 +105,17 @@ def _q6_k_scales(blocks: Bytes) -> _Scales:
     return half(blocks, 208) * blocks[:, 192:208].view(np.int8), None
 
 
+def _ternary(name: str, codes: Callable[[Bytes], Bytes]) -> GGUFLayout:
+    """Codes of two bits, whose middle is 2; a scale of 256 as two of 128, which kernels have."""
+    scale = scale_of(name)
+    return GGUFLayout(
+        2,
+        lambda blocks: codes(blocks) + np.uint8(1),
+        lambda blocks: (np.repeat(scale(blocks), 2, axis=1), None),
+        most=3,
+    )
+
+
 _LAYOUTS: Mapping[str, GGUFLayout] = {
     "Q4_0": GGUFLayout(4, lambda blocks: nibbles(blocks[:, 2:]), _d),
     "Q4_1": GGUFLayout(4, lambda blocks: nibbles(blocks[:, 4:]), _d_and_min),
@@ -108,4 +127,6 @@ _LAYOUTS: Mapping[str, GGUFLayout] = {
     "Q4_K": GGUFLayout(4, lambda blocks: planes(blocks[:, 16:], 32, 4), _k_scales),
     "Q5_K": GGUFLayout(5, _q5_k_codes, _k_scales),
     "Q6_K": GGUFLayout(6, _q6_k_codes, _q6_k_scales),
+    "TQ1_0": _ternary("TQ1_0", tq1_0_codes),
+    "TQ2_0": _ternary("TQ2_0", tq2_0_codes),
 }

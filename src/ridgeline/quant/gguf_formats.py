@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.quant import gguf_blocks, gguf_k_blocks
+from ridgeline.quant import gguf_blocks, gguf_k_blocks, gguf_ternary
 from ridgeline.quant.gguf_blocks import Bytes, Expand, Floats
 
-_EXPAND = {**gguf_blocks.EXPAND, **gguf_k_blocks.EXPAND}
+_EXPAND = {**gguf_blocks.EXPAND, **gguf_k_blocks.EXPAND, **gguf_ternary.EXPAND}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

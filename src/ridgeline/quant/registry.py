@@ -7,6 +7,7 @@ from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.parts import load_part, part_names
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.quant.awq import AWQ
+from ridgeline.quant.bitnet import BitNet
 from ridgeline.quant.bitsandbytes import BitsAndBytes
 from ridgeline.quant.compressed_tensors import CompressedTensors
 from ridgeline.quant.fp8 import FP8Weights
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 Read = Callable[[ConfigReader], Scheme]
 _SCHEMES: dict[str, Read] = {
     "awq": AWQ.read,
+    "bitnet": BitNet.read,
     "bitsandbytes": BitsAndBytes.read,
     "compressed-tensors": CompressedTensors.read,
     "fp8": FP8Weights.read,

@@ -22,7 +22,7 @@ from ridgeline.kernels.cpu.memory import Allocate, aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
-from ridgeline.quant.gguf_codes import code_layout, split_codes, split_scales
+from ridgeline.quant.gguf_codes import code_layout, has_codes, split_codes, split_scales
 
 Floats = npt.NDArray[np.float32]
 Factors = npt.NDArray[np.int8]
@@ -55,7 +55,8 @@ def matrix_codes(weight: QuantizedTensor | GGUFBlocks) -> MatrixCodes | None:
     """The codes of a matrix ``[rows, columns]``.
 
     ``None`` stands for what has no such form: codes into a table, floats, columns whose groups are
-    not in order (act-order) or not of 16, and scales that are not finite.
+    not in order (act-order) or not of 16, scales that are not finite, and codes beyond ternary
+    ones.
     """
     assert len(weight.shape) == 2, "stacks come one matrix at a time"
     return _of_blocks(weight) if isinstance(weight, GGUFBlocks) else _of_tensor(weight)
@@ -180,8 +181,9 @@ def _of_blocks(weight: GGUFBlocks) -> MatrixCodes | None:
     rows, columns = weight.shape
     largest, form = 0.0, None
     for part in row_ranges((rows, columns)):
-        scales, mins = split_scales(weight.rows(part.start, part.stop), layout)
-        if not _is_finite(scales, mins):
+        some = weight.rows(part.start, part.stop)
+        scales, mins = split_scales(some, layout)
+        if not (_is_finite(scales, mins) and has_codes(some, layout)):
             return None
         largest = max(largest, largest_scale(scales, mins))
         form = form or MatrixFormat(
