@@ -11,7 +11,7 @@ from tests.tiny import tiny_model
 from ridgeline.bench import energy, executor_bench
 from ridgeline.bench.cases import make_cases
 from ridgeline.bench.ceilings import CeilingMeter
-from ridgeline.bench.executor_bench import BenchReport, bits_per_weight
+from ridgeline.bench.executor_bench import BenchReport
 from ridgeline.bench.measure import Measurement, reached, run_rounds
 from ridgeline.bench.steps import TimedStep
 from ridgeline.bench.workloads import make_workloads
@@ -30,6 +30,7 @@ from ridgeline.roofline.calibration import (
     load,
     save,
 )
+from ridgeline.roofline.memory import bits_per_weight
 
 
 def ceilings_of(loops=None):

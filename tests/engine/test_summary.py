@@ -49,3 +49,12 @@ def test_a_format_that_would_be_much_faster_is_named(calibrated, quantization):
     assert (named is not None) is (quantization is None), line
     if named:
         assert float(named[1]) >= 1.3
+
+
+@pytest.mark.skipif(not native_kernels_run(), reason="the native kernels do not run here")
+def test_the_bits_are_those_of_all_weights_and_not_of_the_layers_alone():
+    """The head of a model in int4 has six: bits and bytes are of the same weights."""
+    with LLM(quantization="int4", executor="cpu") as llm:
+        line, count = llm.summary.line, llm.summary.num_parameters
+    bits, size = re.search(r"int4 weights, (\S+) bits, (\S+) MB", line).groups()
+    assert float(bits) == pytest.approx(float(size) * 8e6 / count, rel=0.02)

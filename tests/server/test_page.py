@@ -314,6 +314,12 @@ def test_nothing_is_wider_than_the_screen(page):
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
+def test_no_text_runs_into_the_next(page):
+    """A note of two lines, as at 1280 × 800, has room for both."""
+    notes = "[...document.querySelectorAll('aside .figures')]"
+    assert page.evaluate(f"{notes}.every(each => each.scrollHeight <= each.clientHeight + 1)")
+
+
 def test_every_control_has_a_name(page):
     unnamed = page.evaluate(
         """[...document.querySelectorAll('button, input, select, textarea, meter')].filter(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from ridgeline.bench.cases import Case, DecodeCase, PrefillCase, RecomputeCase, check_cases
@@ -12,9 +11,7 @@ from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.ops import Embed
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.core.weight_uses import op_weights
 from ridgeline.engine.loading import load_model
 from ridgeline.executors import create_executor, executor_traits
 from ridgeline.executors.priced import priced_model
@@ -31,6 +28,7 @@ from ridgeline.roofline.calibration import (
     save,
 )
 from ridgeline.roofline.features import roof_seconds
+from ridgeline.roofline.memory import bits_per_weight
 from ridgeline.roofline.predict import StepPredictor
 
 _DECODE_STEPS = 512  # of one case, in a round
@@ -208,14 +206,6 @@ def contradicted(
         f"{text}; predictions are scaled by that from now on (ridgeline roofline --calibrate "
         "measures anew)."
     )
-
-
-def bits_per_weight(model: PricedModel) -> float:
-    """Average over all weights that multiply something: layers and head, scales included."""
-    ops = (op for op in model.ops if not isinstance(op, Embed))
-    weights = {weight.name: weight for op in ops for weight in op_weights(op)}.values()
-    elements = sum(prod(weight.shape) for weight in weights)
-    return 8 * sum(map(model.bytes_of, weights)) / elements
 
 
 def _predictor(model: PricedModel, executor: str) -> StepPredictor | None:

@@ -169,7 +169,7 @@ def _optimize(
     journal = Journal(_asked(arguments, base, task, texts))
     if journal.kept.visits:
         error_console.print("Going on with what an interrupted run has measured.")
-    minutes = f"{arguments.budget / 60:.3g} minutes"
+    minutes = f"{arguments.budget / 60:.3g} minute" + "s" * (arguments.budget != 60)
     announce(f"Measures for up to {minutes} (--budget). Ctrl-C stops; the same command goes on.")
     corpus, judge = _corpus(loaded, texts), _judge(task, base, loaded, texts, pricer.context)
     roomy = 8 * pricer.memory_bytes(_default()) < memory_bytes

@@ -13,7 +13,7 @@ from ridgeline.executors.registry import executor_traits
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.live import Observer
-from ridgeline.roofline.memory import num_parameters, weights_bytes
+from ridgeline.roofline.memory import bits_per_weight, num_parameters, weights_bytes
 from ridgeline.roofline.predict import Prediction, StepPredictor, is_known
 from ridgeline.scheduler.pricing import DEFAULT_PRICE, LinearPrice
 
@@ -57,12 +57,11 @@ def linear_price(predictor: StepPredictor, model: PricedModel) -> LinearPrice:
 def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Observer) -> str:
     priced = observer.models[ModelRole.TARGET]
     form = priced.main_format
-    bits = form.bits_per_element(priced.spec.hidden_size)
     kv_tokens = max(config.num_blocks, default=0) * config.block_tokens
     ranks = f", {config.num_ranks} ranks" if config.num_ranks > 1 else ""
     parts = [
         f"{Path(name).name if Path(name).exists() else name} on {config.executor}{ranks}",
-        f"{form.name} weights, {bits:.3g} bits, {_size(weights_bytes(priced))}",
+        f"{form.name} weights, {bits_per_weight(priced):.3g} bits, {_size(weights_bytes(priced))}",
         f"context {config.max_model_len:,}"
         + (f", KV cache for {kv_tokens:,} tokens" if config.num_blocks else ""),
     ]

@@ -6,9 +6,9 @@ from math import prod
 from ridgeline.core.config import blocks_per_sequence, states_per_sequence
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import Op
+from ridgeline.core.ops import Embed, Op
 from ridgeline.core.sharding import num_kv_parts, num_parts
-from ridgeline.core.weight_uses import experts_of, weight_uses
+from ridgeline.core.weight_uses import experts_of, op_weights, weight_uses
 from ridgeline.roofline.model import PricedModel, weights_of
 
 # Left to the runtime, activations and fragmentation, as vLLM's gpu_memory_utilization does.
@@ -23,6 +23,14 @@ def weights_bytes(model: PricedModel) -> float:
 def num_parameters(model: PricedModel) -> int:
     """Elements of all weights; what is tied counts once."""
     return sum(prod(weight.shape) for weight in weights_of(model))
+
+
+def bits_per_weight(model: PricedModel) -> float:
+    """Average over all weights that multiply something: layers and head, scales included."""
+    ops = (op for op in model.ops if not isinstance(op, Embed))
+    weights = {weight.name: weight for op in ops for weight in op_weights(op)}.values()
+    elements = sum(prod(weight.shape) for weight in weights)
+    return 8 * sum(map(model.bytes_of, weights)) / elements
 
 
 def rank_weights_bytes(model: PricedModel) -> float:
