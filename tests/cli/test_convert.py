@@ -18,7 +18,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
 @pytest.fixture(scope="module")
 def q8_0(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("convert") / "x.gguf"
-    assert main(["convert", "embedded", str(path), "--format", "gguf", "--gguf-type", "q8_0"]) == 0
+    assert main(["convert", "embedded", str(path), "--gguf-type", "q8_0"]) == 0
     return path
 
 
@@ -68,6 +68,7 @@ def test_back_to_safetensors(q8_0: Path, capsys, tmp_path: Path) -> None:
     [
         (("--format", "gguf", "--dtype", "float16"), "--dtype is not of --format gguf"),
         (("--format", "safetensors", "--gguf-type", "q4_0"), "--gguf-type is not of"),
+        (("--gguf-type", "q4_0"), "--gguf-type is not of --format safetensors"),
         (("--format", "gguf"), "must end in .gguf"),
     ],
 )

@@ -36,6 +36,19 @@ def test_the_embedded_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         locate_model(None)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("hub.example/owner/Model-GGUF:Q4_K_M", r"its model is called owner/Model-GGUF:Q4_K_M\."),
+        ("https://hub.example/owner/model", r"its model is called owner/model\."),
+        ("llama3.2:1b", "Names of Ollama's library are not the hub's"),
+    ],
+)
+def test_names_as_other_programs_have_them_are_told_ours(name: str, told: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=told):
+        locate_model(name)
+
+
 @pytest.mark.parametrize("name", ["/nope", "./nope", "../nope", "nope/", "a/b/c", "~/nope", "a\\b"])
 def test_what_looks_like_a_path_is_not_sought_at_the_hub(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="no folder"):

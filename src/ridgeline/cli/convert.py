@@ -16,7 +16,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("model", metavar="IN", help="folder, GGUF file, hub name, or `embedded`")
     parser.add_argument("out", metavar="OUT", type=Path, help="GGUF file or folder to be made")
     parser.add_argument(
-        "--format", choices=("gguf", "safetensors"), required=True, help="what OUT will be"
+        "--format",
+        choices=("gguf", "safetensors"),
+        help="what OUT will be; default gguf if it ends so, else safetensors",
     )
     parser.add_argument(
         "--gguf-type", choices=tuple(FILE_TYPES), help="of GGUF: the number format; default q4_k_m"
@@ -43,6 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ridgeline.weights.conversion import convert_to_gguf, convert_to_safetensors
     from ridgeline.weights.gguf.imatrix import read_imatrix
 
+    arguments.format = arguments.format or (
+        "gguf" if arguments.out.suffix == ".gguf" else "safetensors"
+    )
     to_gguf = arguments.format == "gguf"
     _refuse_options(arguments, to_gguf)
     name = None if arguments.model == "embedded" else arguments.model

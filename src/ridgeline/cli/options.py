@@ -74,12 +74,14 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         option = word.partition("=")[0]
         if not option.startswith("-"):
-            self.error(f"unexpected argument {word}")
+            text = "; a prompt is given as -p TEXT" if " " in word else ""
+            self.error(f"unexpected argument {word[:80]}{text}")
         meant = meant_option(option, frozenset(self._option_string_actions))
         if meant is not None:
             self.error(f"there is no option {option}: {meant}")
         names = [name.removeprefix("--") for name in self._option_string_actions]
-        near = nearest(option.removeprefix("--"), names) if option.startswith("--") else None
+        is_long = option.startswith("--")
+        near = nearest(option.removeprefix("--"), names, alike=0.7) if is_long else None
         hint = "" if near is None else f"; did you mean --{near}?"
         self.error(f"there is no option {option}{hint}")
 

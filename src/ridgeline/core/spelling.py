@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is spelled most alike, if one is at all."""
-    return next(iter(get_close_matches(name, list(known), n=1)), None)
+def nearest(name: str, known: Iterable[str], *, alike: float = 0.6) -> str | None:
+    """The known name that is spelled most alike, if one is at all (`SequenceMatcher.ratio`)."""
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=alike)), None)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -63,8 +63,9 @@ def download(
             folder = _cached(name, revision, need_weights)
             if folder is None:
                 raise ModelNotFoundError(
-                    f"{name} was not downloaded before, or not completely, and offline mode is on; "
-                    "give a folder, use the embedded model, or allow the download."
+                    f"{name} was not downloaded before, or not completely, and nothing is "
+                    f"downloaded here or offline: `ridgeline pull {name}` does that; or give a "
+                    "folder."
                 )
             accept(folder)
             return folder

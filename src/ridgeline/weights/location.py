@@ -19,6 +19,8 @@ _EMBEDDED = ("assets", "target")
 _EMBEDDED_DRAFT = ("assets", "draft")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"\w[\w./+-]*", re.ASCII)
+_TAGGED = re.compile(r"[\w.-]+:[\w.-]+", re.ASCII)
+_ADDRESS = re.compile(r"(?:https?://)?[\w-]+(?:\.[\w-]+)+/(\w[\w.-]*/\w[\w.:-]*)/?", re.ASCII)
 _QUANTIZATION = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _MAX_HUB_NAME = 96
 
@@ -98,6 +100,12 @@ def hub_name(name: str) -> tuple[str, str | None]:
     Raises:
         ModelNotFoundError: it is no name on the hub.
     """
+    address = _ADDRESS.fullmatch(name)
+    if address is not None:
+        raise ModelNotFoundError(
+            f"There is no folder {short_name(name)}; if it is an address of the hub, its model is "
+            f"called {address[1]}."
+        )
     base, colon, quantization = name.rpartition(":")
     if colon and "/" in base and _QUANTIZATION.fullmatch(quantization):
         return _repository(base), quantization
@@ -109,8 +117,10 @@ def _repository(name: str) -> str:
         raise ModelNotFoundError(f"There is no folder {short_name(name)}.")
     good = _HUB_NAME.fullmatch(name) and len(name) <= _MAX_HUB_NAME
     if not good or "--" in name or ".." in name or name.endswith((".", "-", ".git")):
+        tag = " Names of Ollama's library are not the hub's." if _TAGGED.fullmatch(name) else ""
         raise ModelNotFoundError(
             f"{short_name(name)} is neither a folder nor a name on the hub, such as owner/name."
+            + tag
         )
     return name
 
