@@ -77,7 +77,7 @@ def expected(open_llm):
 
 @pytest.mark.parametrize(("drafter", "tight"), CASES)
 def test_outputs_are_those_without(open_llm, expected, drafter, tight):
-    settings = {"max_model_len": 112, "pool_tokens": 144, "max_num_batched_tokens": 13}
+    settings = {"max_model_len": 112, "pool_tokens": 128, "max_num_batched_tokens": 13}
     if not tight:
         settings = {}
     with open_llm(drafter, **settings) as llm:
