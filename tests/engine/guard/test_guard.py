@@ -240,3 +240,41 @@ def test_a_pattern_that_never_ends_is_stopped(tmp_path):
         pieces = asyncio.run(run(guard, ["fine", "a" * 40 + "c"]))
     assert outcome(pieces)[2] == "content_filter"
     assert guard.kinds[-1] == "failed"
+
+
+def test_who_ends_the_scorer_lets_nothing_of_others_out(tmp_path):
+    """The process that comes after it has seen nothing of what was asked with that."""
+    path = tmp_path / "list.txt"
+    path.write_text("planted words\nregex: (a+)+$b\n")
+
+    async def beside(guard):
+        await guard.start()
+        bad = ["planted words, and much after them " + "x" * 200]
+        return await asyncio.gather(run(guard, ["a" * 40 + "c"]), *(run(guard, bad) for _ in "123"))
+
+    with a_guard(word_list=str(path), timeout_s=0.2) as guard:
+        _, *others = asyncio.run(beside(guard))
+    for pieces in others:
+        assert "planted" not in outcome(pieces)[0]
+        assert pieces[-1][1].stop_reason == "guard_list"
+
+
+def test_who_leaves_before_the_scorer_is_asked_is_not_kept_by_it():
+    async def main(guard):
+        await guard.start()
+        first = guard.open()
+        first.text = "slow"
+        busy = asyncio.create_task(guard.see(first, final=True))
+        await asyncio.sleep(0.1)
+        for _ in range(20):
+            sample = guard.open()
+            sample.text = "x" * 1000
+            asking = asyncio.create_task(guard.see(sample, final=False))
+            await asyncio.sleep(0)
+            asking.cancel()
+            guard.close_sample(sample)
+        await busy
+        return await run(guard, ["count"])
+
+    with a_guard(scorer=f"{SCORERS}:Counting") as guard:
+        assert asyncio.run(main(guard))[-1][1].stop_reason == "kept 0"

@@ -114,6 +114,8 @@ class Guard:
     async def _ask_all(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
+            # Who has left is not asked of: the child would keep a text that it was told to forget.
+            self._waiting = [each for each in self._waiting if not each.answer.done()]
             batch = self._waiting[:_MAX_BATCH]
             forgotten, self._forgotten = self._forgotten, []
             try:
@@ -155,11 +157,12 @@ class Guard:
         answers = [_ANSWERS.decode(reply) for reply in replies]
         if len(answers) < len(batch):
             answers.append(NoDecision("It took too long, or its process ended."))
+        for each, _ in zip(batch, answers, strict=False):  # nobody has seen the texts of the rest
+            each.sample.seen_by, each.sample.seen_chars = self._children, len(each.sample.text)
         return answers
 
     def _see(self, sample: Judged, final: bool) -> See:
         is_known = sample.seen_by == self._children
         before = None if is_known else sample.text[: sample.seen_chars]
         new = sample.text[sample.seen_chars :]
-        sample.seen_by, sample.seen_chars = self._children, len(sample.text)
         return See(sample.number, before, new, final)
