@@ -17,12 +17,12 @@ import pytest
 from tests.equivalence.conftest import opener, write_pairs
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.core import doors
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.doors import JOINING, Door, connect, read_address
 from ridgeline.core.encryption import read_key
 from ridgeline.core.errors import EngineError, NetworkError, SettingsError
-from ridgeline.executors.distributed import doors
 from ridgeline.executors.distributed import executor as distributed
-from ridgeline.executors.distributed.doors import JOINING, Door, connect, read_address
 from ridgeline.executors.distributed.machines import Identity
 from ridgeline.executors.distributed.ranks import Silence
 from ridgeline.executors.distributed.worker import JoiningMachine

@@ -17,6 +17,7 @@ from ridgeline.cli.options import (
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.durations import parse_seconds
 from ridgeline.core.errors import SettingsError
+from ridgeline.core.settings.kv import SHARED_TIERS
 from ridgeline.fleet.policies import PolicyName
 from ridgeline.server.config import ServerConfig
 
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = ServerConfig(**given_settings(arguments, ServerConfig))
     # By priority, so that batch jobs run in what online requests leave; tenants share.
     settings = {"scheduling_policy": "priority"} | engine_settings(arguments)
-    if settings.keys().isdisjoint(("kv_disk_tier_path", "kv_redis_url")):
+    if settings.keys().isdisjoint(SHARED_TIERS):
         settings.pop("encryption_key_file", None)  # it is the data folder's then
     engine_config = with_overrides(EngineConfig(model=arguments.model), **settings)
     opens = webbrowser.open if arguments.open else None

@@ -28,8 +28,8 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or once."""
+    from ridgeline.core.doors import read_address
     from ridgeline.core.encryption import read_key
-    from ridgeline.executors.distributed.doors import read_address
     from ridgeline.executors.distributed.worker import JoiningMachine
 
     address, key = read_address(arguments.join), read_key(Path(arguments.key_file))

@@ -6,12 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.encryption import Encryption
+from ridgeline.core.doors import read_address
+from ridgeline.core.encryption import Encryption, read_key
 from ridgeline.core.protocols import Executor
-from ridgeline.core.settings.kv import REDIS_PASSWORD
+from ridgeline.core.settings.kv import REDIS_PASSWORD, SHARED_TIERS
 from ridgeline.core.spec import ModelSpec
 from ridgeline.kvcache import PrefixCache
-from ridgeline.kvcache.tiers import DiskTier, RamTier, RedisTier, Tier, Transfers
+from ridgeline.kvcache.tiers import (
+    DiskTier,
+    PeerServer,
+    PeerTier,
+    RamTier,
+    RedisTier,
+    Tier,
+    Transfers,
+)
 from ridgeline.roofline.storage import cache_folder
 from ridgeline.weights.digest import content_digest
 
@@ -26,12 +35,12 @@ def make_transfers(
     Raises:
         DiskError: the disk tier's folder cannot be used.
         MissingDependencyError: a package that a tier needs is not installed.
-        SettingsError: the encryption key or the Redis server cannot be used.
+        NetworkError: nothing can listen at ``kv_peer_address``.
+        SettingsError: a key, an address or the Redis server cannot be used.
     """
     encryption = Encryption.from_file(config.encryption_key_file)
-    tiers: list[Tier] = []
-    if config.kv_ram_tier_bytes:
-        tiers.append(RamTier(config.kv_ram_tier_bytes, ttl_s=config.kv_ttl_s))
+    ram = RamTier(config.kv_ram_tier_bytes, ttl_s=config.kv_ttl_s)
+    tiers: list[Tier] = [ram] if config.kv_ram_tier_bytes else []
     if config.kv_disk_tier_path is not None:
         folder = Path(config.kv_disk_tier_path)
         tiers.append(
@@ -39,6 +48,8 @@ def make_transfers(
                 folder, config.kv_disk_tier_bytes, ttl_s=config.kv_ttl_s, encryption=encryption
             )
         )
+    if config.kv_peer_key_file is not None:
+        tiers.append(_peer_tier(config, ram, digest, encryption))
     if config.kv_redis_url is not None:
         tiers.append(
             RedisTier(
@@ -52,6 +63,17 @@ def make_transfers(
     if not tiers:
         return None
     return lambda cache: Transfers(cache, tiers, executor)
+
+
+def _peer_tier(config: EngineConfig, ram: RamTier, digest: str, encryption: Encryption) -> PeerTier:
+    assert config.kv_peer_key_file is not None
+    key = read_key(Path(config.kv_peer_key_file))
+    addresses = [read_address(each) for each in config.kv_peers]
+    server = None
+    if config.kv_peer_address is not None:
+        own = read_address(config.kv_peer_address)
+        server = PeerServer(own, ram, key=key, digest=digest, encryption=encryption)
+    return PeerTier(addresses, key=key, digest=digest, encryption=encryption, server=server)
 
 
 def kv_digest(
@@ -68,7 +90,7 @@ def kv_digest(
     """
     layout = executor.kv_layout().digest
     folder_of_tier = config.kv_disk_tier_path
-    if folder_of_tier is None and config.kv_redis_url is None:
+    if not any(getattr(config, name) for name in SHARED_TIERS):
         return layout
     paths = [] if folder is None or config.load_format == "dummy" else [folder]
     paths += map(Path, config.adapters.values())

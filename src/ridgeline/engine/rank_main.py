@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import msgspec
 
+from ridgeline.core.channel import Channel
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import die_with
 from ridgeline.core.parallel_layout import ParallelLayout
@@ -24,7 +25,6 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.engine.loading import load_model
 from ridgeline.engine.speculation import load_draft
 from ridgeline.executors import create_executor
-from ridgeline.executors.distributed.channel import Channel
 from ridgeline.executors.distributed.links import exchange_seconds
 from ridgeline.executors.distributed.messages import Begin, Command, LinksMeasured
 from ridgeline.executors.distributed.pipe import SocketPipe, Wires

@@ -12,6 +12,7 @@ from ridgeline.core.ops import Attend, BidirectionalAttend
 from ridgeline.core.parts import load_part, part_names
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
+from ridgeline.core.settings.kv import SHARED_TIERS
 from ridgeline.core.settings.reading import default_of
 from ridgeline.executors.cpu.traits import TRAITS as CPU
 from ridgeline.executors.cuda.traits import TRAITS as CUDA
@@ -168,8 +169,7 @@ def _check_caches(models: Models, config: EngineConfig, traits: ExecutorTraits) 
             f"speculation {config.speculation}": config.speculation != "off",
             "kv_ram_tier_bytes": config.kv_ram_tier_bytes > 0,
             "tensor_parallel_size": config.tensor_parallel_size > 1,
-            "kv_disk_tier_path": config.kv_disk_tier_path is not None,
-            "kv_redis_url": config.kv_redis_url is not None,
+            **{name: bool(getattr(config, name)) for name in SHARED_TIERS},
         }
         for name, is_set in lacking.items():
             if is_set:

@@ -68,6 +68,8 @@ def serve_replicas(
         raise SettingsError(
             f"Replicas share a machine's processors; executor {traits.name} has one engine."
         )
+    if engine_config.kv_peer_address is not None:
+        raise SettingsError("kv_peer_address is of one engine; replicas may share kv_redis_url.")
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
     with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:  # mode 0700

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, MachineError, NoTokenError, SettingsError
+from ridgeline.core.settings.kv import SHARED_TIERS
 from ridgeline.core.settings.reading import changed_settings
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.loading import Progress
@@ -82,8 +83,8 @@ async def _serve(
     # A port or data folder that is taken and bad key files are found before the model is loaded.
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
-    tiers = (engine_config.kv_disk_tier_path, engine_config.kv_redis_url)
-    if any(tiers) and engine_config.encryption_key_file != config.encryption_key_file:
+    is_shared = any(getattr(engine_config, name) for name in SHARED_TIERS)
+    if is_shared and engine_config.encryption_key_file != config.encryption_key_file:
         raise SettingsError("encryption_key_file must be that of the data folder in both settings.")
     with (
         open_listener(config) as listener,

@@ -15,10 +15,17 @@ STATE_CHECKPOINT_TOKENS = 4096
 _PREFIXES = Needs("enable_prefix_caching", lambda config: config.enable_prefix_caching)
 _REUSE = Needs("reuse_kv", lambda config: config.reuse_kv)
 _FOLDER = Needs("kv_disk_tier_path", lambda config: config.kv_disk_tier_path is not None)
+# What entries go through that others may see.
+SHARED_TIERS = ("kv_disk_tier_path", "kv_redis_url", "kv_peers", "kv_peer_address")
 _LASTING = Needs(
-    "kv_disk_tier_path or kv_redis_url",
-    lambda config: config.kv_disk_tier_path is not None or config.kv_redis_url is not None,
+    f"{', '.join(SHARED_TIERS[:-1])} or {SHARED_TIERS[-1]}",
+    lambda config: any(getattr(config, name) for name in SHARED_TIERS),
 )
+_PEERS = Needs(
+    "kv_peers or kv_peer_address", lambda config: bool(config.kv_peers or config.kv_peer_address)
+)
+_PEER_KEY = Needs("kv_peer_key_file", lambda config: config.kv_peer_key_file is not None)
+_RAM = Needs("kv_ram_tier_bytes", lambda config: config.kv_ram_tier_bytes > 0)
 REDIS_PASSWORD = "RIDGELINE_REDIS_PASSWORD"
 
 
@@ -59,8 +66,14 @@ class KVSettings:
         kv_redis_url: keep it in this server of the Redis protocol as well (redis://, rediss:// for
             TLS, unix://), which engines of one model share; its password comes from the environment
             variable RIDGELINE_REDIS_PASSWORD.
+        kv_peers: read KV that the engines at these addresses (HOST:PORT) have computed, and give
+            out; this engine's own may be among them.
+        kv_peer_address: HOST:PORT at which this engine gives out what it has in kv_ram_tier_bytes.
+        kv_peer_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)
+            that engines have which read KV of each other.
         encryption_key_file: file of a key (32 bytes, or 64 hexadecimal digits, its owner's alone)
-            with which folder and server keep KV encrypted, and a server's data folder as well.
+            with which folder and server keep KV encrypted, peers send it, and a server's data
+            folder is kept as well.
     """
 
     kv_cache_dtype: Annotated[str, Reads(_kv_format), Tries(values=("int8", "fp8"))] = "auto"
@@ -74,4 +87,7 @@ class KVSettings:
     kv_disk_tier_path: Annotated[str | None, _PREFIXES, _REUSE] = None
     kv_disk_tier_bytes: Annotated[NumBytes, _FOLDER] = 10 * 2**30
     kv_redis_url: Annotated[str | None, Reads(_url_without_password), _PREFIXES, _REUSE] = None
+    kv_peers: Annotated[tuple[str, ...], _PREFIXES, _REUSE, _PEER_KEY] = ()
+    kv_peer_address: Annotated[str | None, _RAM, _PEER_KEY] = None
+    kv_peer_key_file: Annotated[str | None, _PEERS] = None
     encryption_key_file: Annotated[str | None, _LASTING] = None

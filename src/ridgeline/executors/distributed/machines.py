@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.doors import Address, Door, connect
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.executors.distributed.doors import Address, Door, connect
 from ridgeline.executors.distributed.pipe import Edge, Wires, edges, wire
 from ridgeline.kernels.cpu.library import ABI_VERSION, chosen_level
 from ridgeline.roofline.storage import cache_folder

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ridgeline.core import errors
+from ridgeline.core.channel import Channel
 from ridgeline.core.errors import EngineError, RidgelineError
-from ridgeline.executors.distributed.channel import Channel
 from ridgeline.executors.distributed.messages import Alive, Begin, Loaded, RankFailed, Report
 from ridgeline.executors.distributed.pipe import wire
 from ridgeline.executors.distributed.processes import LocalRank, start_ranks

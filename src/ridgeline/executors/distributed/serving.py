@@ -13,10 +13,10 @@ from typing import NoReturn
 
 import numpy as np
 
+from ridgeline.core.channel import Channel
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Executor, StepHandle
 from ridgeline.core.result import StepResult
-from ridgeline.executors.distributed.channel import Channel
 from ridgeline.executors.distributed.links import SIZES, exchange_seconds
 from ridgeline.executors.distributed.messages import (
     AbortStep,

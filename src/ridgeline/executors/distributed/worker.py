@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import msgspec
 
+from ridgeline.core.channel import Channel
+from ridgeline.core.doors import Address, Door, connect
 from ridgeline.core.errors import NetworkError, RidgelineError, SettingsError
 from ridgeline.core.host import usable_cores
-from ridgeline.executors.distributed.channel import Channel
-from ridgeline.executors.distributed.doors import Address, Door, connect
 from ridgeline.executors.distributed.machines import (
     LOST_S,
     CheckModel,

@@ -13,13 +13,13 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace as with_fields
 
+from ridgeline.core.channel import Channel
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.doors import JOINING, Door, read_address
 from ridgeline.core.encryption import read_key
 from ridgeline.core.errors import NetworkError
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.settings.parallel import MAX_RANKS
-from ridgeline.executors.distributed.channel import Channel
-from ridgeline.executors.distributed.doors import JOINING, Door, read_address
 from ridgeline.executors.distributed.machines import (
     CONNECT_S,
     PING_S,

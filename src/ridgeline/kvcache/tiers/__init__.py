@@ -1,7 +1,9 @@
-"""KV blocks beyond the pool: in memory, on disk, in Redis, and in what else satisfies `Tier`."""
+"""KV blocks beyond the pool: in memory, on disk, in Redis, in other engines, in any `Tier`."""
 
 from ridgeline.kvcache.tiers.disk import DiskTier
 from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, decode_entry, encode_entry
+from ridgeline.kvcache.tiers.peer import PeerTier
+from ridgeline.kvcache.tiers.peer_server import PeerServer
 from ridgeline.kvcache.tiers.ram import RamTier
 from ridgeline.kvcache.tiers.redis import RedisTier
 from ridgeline.kvcache.tiers.tier import BlockIO, LocalTier, Tier, TierUsage
@@ -16,6 +18,8 @@ __all__ = [
     "Load",
     "LocalTier",
     "Look",
+    "PeerServer",
+    "PeerTier",
     "RamTier",
     "RedisTier",
     "Tier",

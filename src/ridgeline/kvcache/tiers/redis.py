@@ -54,6 +54,8 @@ class RedisTier:
         SettingsError: the URL is none, or the server refuses the password.
     """
 
+    is_read_only = False
+
     def __init__(
         self,
         url: str,

@@ -23,7 +23,10 @@ class Tier(Protocol):
     """Keeps entries by key, the least recently used going first when it is full.
 
     All methods but `may_have`, `is_unsure` and `usage` are called from one thread, and may block.
+    ``is_read_only``: nothing is put into it, and it has only what others have computed.
     """
+
+    is_read_only: bool
 
     def may_have(self, key: bytes) -> bool:
         """Whether asking for the entry is worth it. Answers at once, from any thread."""
@@ -59,6 +62,8 @@ class Tier(Protocol):
 
 class LocalTier(Protocol):
     """The part of a `Tier` that is the same where entries are had one by one, at once."""
+
+    is_read_only: bool = False
 
     def is_unsure(self, _key: bytes) -> bool:
         return False

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
@@ -117,6 +117,7 @@ class TransferThread:
         self.get_s = [BlockSeconds() for _ in tiers]  # out of each tier
         self.import_s = BlockSeconds()  # and into the pool
         self._tiers = tiers
+        self._kept = [tier for tier in tiers if not tier.is_read_only]
         self._io = block_io
         self._stats = stats
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # the last: an end
@@ -208,7 +209,7 @@ class TransferThread:
             for save in live:
                 save.is_started = True
         try:
-            has = self._tiers[-1].touch_all([save.node.key for save in live])
+            has = self._touched([save.node.key for save in live])
             new = [save for save in live if save.node.key not in has]
             if new:
                 self._export(new)
@@ -219,9 +220,15 @@ class TransferThread:
     def _touch_all(self, touch: Touch) -> None:
         """Count entries as used, parents last, so that they outlive their children."""
         keys = [node.key for node in reversed(touch.nodes)]
-        has = [tier.touch_all(keys) for tier in self._tiers]
-        touch.gone += [node for node in touch.nodes if node.key not in has[-1]]
+        for tier in self._kept[:-1]:
+            tier.touch_all(keys)
+        has = self._touched(keys)
+        touch.gone += [node for node in touch.nodes if node.key not in has]
         self._done.put(touch)
+
+    def _touched(self, keys: list[bytes]) -> Collection[bytes]:
+        """Those of the keys that the last tier has, or that none would keep."""
+        return self._kept[-1].touch_all(keys) if self._kept else keys
 
     def _export(self, saves: list[Save]) -> None:
         exported: list[list[bytes]] = [[] for _ in saves]
@@ -246,7 +253,7 @@ class TransferThread:
                 kv_digest=digest(kv),
             )
             entries.append(Entry(header, kv))
-        for tier in self._tiers:
+        for tier in self._kept:
             tier.put_all(entries)
         self._stats.saved_blocks += len(entries)
 
@@ -294,7 +301,8 @@ class TransferThread:
                 break
             verified.append(found[key])
         for level, tier in enumerate(self._tiers):
-            tier.put_all([entry for origin, entry in verified if origin > level])
+            if not tier.is_read_only:
+                tier.put_all([entry for origin, entry in verified if origin > level])
         return [entry for _, entry in verified]
 
     def _import(self, load: Load, entries: list[Entry]) -> None:

@@ -13,7 +13,7 @@ from ridgeline.server.pool.pool import PoolConfig, PoolPlan, ServedModel
 from ridgeline.weights import EMBEDDED
 from ridgeline.weights.aliases import read_aliases
 
-_OF_ONE = ("draft_model", "adapters", "kv_disk_tier_path")
+_OF_ONE = ("draft_model", "adapters", "kv_disk_tier_path", "kv_peers", "kv_peer_address")
 
 
 def pool_plan(

@@ -1,4 +1,4 @@
-"""Connections between the machines of one model: both ends prove that they have the same key.
+"""Connections between machines: both ends prove that they have the same key.
 
 A connection begins with messages of fixed sizes. Each end sends 32 random bytes, and proves by
 HMAC-SHA-256 over both, over its side and over what the connection is for (16 bytes), that it has
@@ -23,6 +23,7 @@ _MAGIC = b"ridgeline ranks 1"  # other programs are noticed before they are wait
 _NONCE_BYTES = _PROOF_BYTES = 32
 _PROVE_S = 5.0
 _MOST_UNPROVEN = 64  # connections at once that have not proven anything yet
+_MOST_WAITING = 1024  # that nobody has taken: they may be for what this door knows nothing of
 
 
 def read_address(text: str) -> Address:
@@ -38,7 +39,8 @@ def read_address(text: str) -> Address:
 
 
 class Door:
-    """Listens, and keeps connections until they are asked for by their purpose.
+    """Listens, and keeps connections until they are asked for by their purpose; of those that
+    nobody asks for, the last `_MOST_WAITING`.
 
     Raises:
         NetworkError: nothing can listen there.
@@ -54,7 +56,7 @@ class Door:
                 f"Nothing can listen at {address[0]}:{address[1]}: {error.strerror or error}."
             ) from error
         self.port: int = self._listener.getsockname()[1]
-        self._arrived: dict[bytes, list[socket.socket]] = {}
+        self._arrived: list[tuple[bytes, socket.socket]] = []  # oldest first
         self._changed = threading.Condition()
         self._is_closed = False
         self._unproven = threading.Semaphore(_MOST_UNPROVEN)
@@ -67,20 +69,20 @@ class Door:
             NetworkError: none did.
         """
         with self._changed:
-            while not self._arrived.get(purpose):
+            while not (found := [each for each in self._arrived if each[0] == purpose]):
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or self._is_closed:
                     raise NetworkError("A machine did not connect in time.")
                 self._changed.wait(left_s)
-            return self._arrived[purpose].pop()
+            self._arrived.remove(found[-1])
+            return found[-1][1]
 
     def close(self) -> None:
         """Stop listening; what nobody took is closed."""
         with self._changed:
             self._is_closed = True
-            for waiting in self._arrived.values():
-                for stream in waiting:
-                    stream.close()
+            for _, stream in self._arrived:
+                stream.close()
             self._arrived.clear()
             self._changed.notify_all()
         with suppress(OSError):
@@ -112,7 +114,9 @@ class Door:
             if purpose is None or self._is_closed:
                 stream.close()
                 return
-            self._arrived.setdefault(purpose, []).append(stream)
+            self._arrived.append((purpose, stream))
+            if len(self._arrived) > _MOST_WAITING:
+                self._arrived.pop(0)[1].close()
             self._changed.notify_all()
 
 

@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 from ridgeline.core import wire
 
 _LENGTH = struct.Struct("<I")
+_LEAST_S = 0.001  # a limit of zero would mean: do not wait, and another error
 _MOST_BYTES = 1 << 30  # of a message: KV of several blocks
 Received = TypeVar("Received")
 
@@ -34,8 +36,12 @@ class Channel(Generic[Received]):
         data = self._encoder.encode(message)
         return _LENGTH.pack(len(data)) + data
 
-    def send(self, message: object) -> None:
-        """Raises ``OSError`` if the other end is gone."""
+    def send(self, message: object, *, until_s: float | None = None) -> None:
+        """Raises ``OSError`` if the other end is gone, or does not take it by ``until_s`` of
+        ``time.monotonic()``; whoever gives times has the channel for itself.
+        """
+        if until_s is not None:
+            self._set_limit(until_s)
         self.send_encoded(self.encoded(message))
 
     def send_encoded(self, data: bytes) -> None:
@@ -43,17 +49,20 @@ class Channel(Generic[Received]):
         with self._sending:
             self._stream.sendall(data)
 
-    def receive(self) -> Received | None:
-        """The next message; ``None`` when the other end is gone.
+    def receive(
+        self, *, until_s: float | None = None, most_bytes: int = _MOST_BYTES
+    ) -> Received | None:
+        """The next message; ``None`` when the other end is gone, or the message is not whole by
+        ``until_s`` of ``time.monotonic()``.
 
         Raises:
             msgspec.DecodeError: it is no message of the type, or too large.
         """
-        head = self._read(_LENGTH.size)
+        head = self._read(_LENGTH.size, until_s)
         size = _LENGTH.unpack(head)[0] if head else 0
-        if size > _MOST_BYTES:
+        if size > most_bytes:
             raise msgspec.DecodeError(f"a message of {size} bytes is too large")
-        data = head and self._read(size)
+        data = head and self._read(size, until_s)
         if not data:
             return None
         message: Received = self._decoder.decode(data)
@@ -65,11 +74,18 @@ class Channel(Generic[Received]):
             self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()
 
-    def _read(self, size: int) -> bytes | None:
+    def _set_limit(self, until_s: float) -> None:
+        self._stream.settimeout(max(_LEAST_S, until_s - time.monotonic()))
+
+    def _read(self, size: int, until_s: float | None) -> bytes | None:
         data = bytearray(size)
         view, done = memoryview(data), 0
         while done < size:
             try:
+                if until_s is not None:
+                    if time.monotonic() > until_s:
+                        return None
+                    self._set_limit(until_s)
                 count = self._stream.recv_into(view[done:])
             except OSError:
                 return None
