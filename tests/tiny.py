@@ -77,6 +77,7 @@ GROWING = CONFIG | {
     },
 }
 NORMED_LAST = CONFIG | {"model_type": "hunyuan_v1_dense"}
+NORMED_INSIDE = CONFIG | {"model_type": "bitnet", "hidden_act": "relu2"}
 SOFTCAPPED = WINDOWED | {
     "model_type": "gemma2",
     "head_dim": 8,

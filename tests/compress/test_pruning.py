@@ -10,6 +10,7 @@ import transformers
 from tests.compress.folders import BIASED, EXPERTS, FUSED, LATENT, SMALL, write_folder
 from tests.parity.every_case import CASES
 from tests.parity.oracle import _model
+from tests.tiny import NORMED_INSIDE
 
 from ridgeline import LLM
 from ridgeline.cli import main
@@ -236,6 +237,10 @@ def test_what_cannot_be_left_is_told(tmp_path, capsys):
         made(experts, tmp_path / "out3", PruneRecipe(remove_layers=3))
     with pytest.raises(UnsupportedModelError, match="no whole groups of 5"):
         made(experts, tmp_path / "out4", PruneRecipe(pattern="2:5"))
+    inside = write_folder(tmp_path / "inside", NORMED_INSIDE)
+    for removed in ({"remove_ffn": 0.5}, {"remove_kv_heads": 1}):
+        with pytest.raises(UnsupportedModelError, match="norms over all heads and channels"):
+            made(inside, tmp_path / "out6" / next(iter(removed)), PruneRecipe(**removed))
     words = ["prune", str(experts), "-o", str(tmp_path / "out5"), "--no-quality"]
     assert main([*words, "--remove-layers", "1", "--sparsity", "0.3"]) == 2
     assert "prune twice" in capsys.readouterr().err

@@ -249,7 +249,9 @@ def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
         assert np.array_equal(alike.matrices[name][0].data, plain.matrices[name][0].data)
 
 
-@pytest.mark.parametrize("name", ["ct-int4-group-asym", "awq-gemm", "gptq-int8", "bnb-int8"])
+@pytest.mark.parametrize(
+    "name", ["ct-int4-group-asym", "awq-gemm", "gptq-int8", "bnb-int8", "bitnet-bitlinear"]
+)
 def test_logits_of_a_quantized_checkpoint(name: str) -> None:
     """As the reference executor's on expanded weights, but for activations of eight bits."""
     folder = next(folder for folder in FOLDERS if folder.name == name)

@@ -20,6 +20,7 @@ from tests.tiny import (
     GREEDY,
     GROWING,
     LATENT,
+    NORMED_INSIDE,
     NORMED_LAST,
     WINDOWED,
     Driver,
@@ -292,8 +293,8 @@ def test_a_mixed_step_orders_segments_by_length_and_results_by_plan():
 @pytest.mark.parametrize("execution", ["eager", "graphs"])
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, WINDOWED, EXPERTS, LATENT, GROWING, NORMED_LAST],
-    ids=["full", "windowed", "experts", "latent", "growing", "normed last"],
+    [CONFIG, WINDOWED, EXPERTS, LATENT, GROWING, NORMED_LAST, NORMED_INSIDE],
+    ids=["full", "windowed", "experts", "latent", "growing", "normed last", "normed inside"],
 )
 def test_every_execution_draws_what_the_reference_draws(config, execution):
     reference = Driver(tiny_executor(model=tiny_model(config)))

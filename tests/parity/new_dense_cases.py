@@ -70,6 +70,8 @@ NEW_DENSE_CASES = [
     _case("glm", "no-biases", head_dim=16, attention_bias=False, num_key_value_heads=1),
     _case("glm4", "plain", head_dim=24, tie_word_embeddings=True),
     _case("arcee", "plain"),
+    _case("bitnet", "plain"),
+    _case("bitnet", "biases", attention_bias=True, tie_word_embeddings=True),
     _case("arcee", "biases", attention_bias=True, mlp_bias=True, head_dim=24),
     _case("nemotron", "plain", norm_eps=0.03),
     _case("nemotron", "biases", norm_eps=0.03, attention_bias=True, mlp_bias=True, head_dim=24,

@@ -50,7 +50,9 @@ def foldable_norms(run: Run) -> list[FoldableNorm]:
                 break
             if getattr(later, "src", None) == op.dst:
                 readers += [weight.name for weight in _reading(later)]
-            if op.dst == "h" and isinstance(later, ops.AttentionOp | ops.MLP | ops.MoE):
+            if op.dst == "h" and isinstance(
+                later, ops.AttentionOp | ops.MLP | ops.GateUp | ops.MoE
+            ):
                 break
         if readers:
             norm = FoldableNorm(op=op, ops=run[: place + 1], readers=tuple(readers))
@@ -65,7 +67,7 @@ def _reading(op: ops.Op) -> Iterator[ops.Weight]:
             yield from (weight for weight in (op.query, op.key, op.value) if weight is not None)
         case ops.LatentProject():
             yield from (op.query_latent or op.query, op.latent)
-        case ops.MLP():
+        case ops.MLP() | ops.GateUp():
             yield from ((op.up,) if op.gate is None else (op.gate, op.up))
         case ops.MoE():
             yield from (op.router, op.up, *(() if op.gate is None else (op.gate,)))

@@ -139,6 +139,10 @@ class Norm:
     bias: WholeBias | None = None
     scale: float = 1.0
 
+    def width(self, hidden_size: int) -> int:
+        """Elements of a token that are normalised: those of the gain, or the hidden state's."""
+        return hidden_size if self.weight is None else self.weight.shape[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QKVProject:

@@ -155,7 +155,8 @@ class AttentionSpec:
     instead of its own (cross-layer attention, Brandon et al. 2024, arXiv 2405.12981); it has no
     matrices, biases and norm for K and V, and nothing of it is cached. KV heads, head width and
     window are that layer's. ``value_is_key``: V is K as projected, and has no matrix (Gemma 4).
-    ``value_norm``: ``qk_norm``, without a gain, is applied to each head of V, too.
+    ``value_norm``: ``qk_norm``, without a gain, is applied to each head of V, too. ``out_norm`` is
+    of all heads together, before they are projected (BitNet).
     """
 
     num_heads: int
@@ -178,6 +179,7 @@ class AttentionSpec:
     kv_layer: int | None = None
     value_is_key: bool = False
     value_norm: bool = False
+    out_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,12 +289,16 @@ StateSpec = ShortConvSpec | GatedDeltaSpec | Mamba2Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPSpec:
-    """Feed-forward network: ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` if ungated."""
+    """Feed-forward network: ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` if ungated.
+
+    ``inner_norm``: of what ``down`` reads (BitNet).
+    """
 
     width: int
     activation: Activation
     gated: bool = True
     bias: bool = False
+    inner_norm: NormSpec | None = None
 
 
 class Scoring(StrEnum):

@@ -4,7 +4,8 @@ Canonical weight names: ``embed``, ``positions`` (learned), ``types``, ``embeddi
 ``final_norm``, ``head``, and for layer i ``layers.{i}.`` with
 ``attention_norm``, ``q``, ``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``attention_post_norm``,
 ``attention_residual_norm``, ``mlp_norm``, ``gate``, ``up``, ``down``, ``mlp_post_norm``,
-``mlp_residual_norm``, and ``q_bias`` and so on for biases. Of per-layer embeddings ``layer_embed``,
+``mlp_residual_norm``, and ``q_bias`` and so on for biases. ``out_norm`` and
+``inner_norm`` are of what ``o`` and ``down`` read. Of per-layer embeddings ``layer_embed``,
 ``layer_projection``, its norm, and of layer i ``input_gate``, ``input_up`` and ``input_norm``.
 A tied head reads ``embed``. ``scale`` is the layer's, ``sinks`` and ``gate_heads`` are attention's;
 `lower_latent`, `lower_moe` and `lower_states` name the weights of latent attention, experts, and
@@ -21,8 +22,10 @@ from ridgeline.core.ops import (
     AddResidual,
     Attend,
     BidirectionalAttend,
+    Down,
     Embed,
     GateHeads,
+    GateUp,
     GrowQueries,
     Head,
     HeadNorm,
@@ -240,7 +243,7 @@ class _Layer:
         if isinstance(mlp, MoESpec):
             ops += moe_ops(mlp, src, hidden_size=self.hidden_size, weight=self.weight)
         else:
-            ops.append(self.mlp(mlp, src))
+            ops += self.mlp(mlp, src)
         if layer.mlp_post_norm is not None:
             ops.append(self.norm("h", "h", "mlp_post_norm", layer.mlp_post_norm))
         ops.append(AddResidual(scale=layer.mlp_scale))
@@ -314,6 +317,7 @@ class _Layer:
             assert not spec.sinks
             assert not spec.output_gate
             assert spec.query_growth is None
+            assert spec.out_norm is None
             both_ways = BidirectionalAttend(
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
@@ -353,6 +357,8 @@ class _Layer:
             bias = self.weight("gate_heads_bias", q_width) if spec.qkv_bias else None
             gate = self.weight("gate_heads", q_width, self.hidden_size)
             ops.append(GateHeads(weight=gate, bias=bias, src=src))
+        if spec.out_norm is not None:
+            ops.append(self.norm("h", "h", "out_norm", spec.out_norm, width=q_width))
         return [*ops, out]
 
     def norm_and_rope(self, spec: AttentionSpec) -> list[Op]:
@@ -405,9 +411,9 @@ class _Layer:
             values=spec.value_norm,
         )
 
-    def mlp(self, spec: MLPSpec, src: str) -> MLP:
+    def mlp(self, spec: MLPSpec, src: str) -> list[Op]:
         biased, gated = spec.bias, spec.gated
-        return MLP(
+        mlp = MLP(
             gate=self.weight("gate", spec.width, self.hidden_size) if gated else None,
             up=self.weight("up", spec.width, self.hidden_size),
             down=self.weight("down", self.hidden_size, spec.width),
@@ -417,9 +423,23 @@ class _Layer:
             activation=spec.activation,
             src=src,
         )
+        if spec.inner_norm is None:
+            return [mlp]
+        inner = GateUp(
+            gate=mlp.gate,
+            up=mlp.up,
+            gate_bias=mlp.gate_bias,
+            up_bias=mlp.up_bias,
+            activation=spec.activation,
+            src=src,
+        )
+        norm = self.norm("inner", "inner", "inner_norm", spec.inner_norm, width=spec.width)
+        return [inner, norm, Down(weight=mlp.down, bias=mlp.down_bias)]
 
-    def norm(self, src: str, dst: str, name: str, spec: NormSpec) -> Norm:
-        return _norm(src, dst, f"layers.{self.index}.{name}", self.hidden_size, spec)
+    def norm(
+        self, src: str, dst: str, name: str, spec: NormSpec, *, width: int | None = None
+    ) -> Norm:
+        return _norm(src, dst, f"layers.{self.index}.{name}", width or self.hidden_size, spec)
 
     def weight(self, name: str, *shape: int) -> Weight:
         return Weight(name=f"layers.{self.index}.{name}", shape=shape)

@@ -12,6 +12,7 @@ from ridgeline.models import (
     arcee,
     bamba,
     bert,
+    bitnet,
     cohere,
     cohere2,
     cwm,
@@ -175,6 +176,7 @@ def _declared_dtype(config: ConfigReader) -> str:
 
 for _family in (
     arcee.FAMILY,
+    bitnet.FAMILY,
     bamba.FAMILY,
     bert.FAMILY,
     cohere.FAMILY,

@@ -144,9 +144,11 @@ class _Parts:
                 expand = self.part(op.expand, _times(heads, op.nope_dim + op.v_dim))
                 latent = replace(op, expand=expand, num_heads=_size(heads))
                 return latent, self.gather_heads(op.num_heads, op.v_dim)
-            case ops.OutProject():
+            case ops.OutProject() | ops.Down():
                 own_out, gather = self.outputs(op)
                 return own_out, gather
+            case ops.GateUp():
+                return self.inside(op, op.gate_bias, op.up_bias)
             case ops.MLP():
                 return self.mlp(op)
             case ops.SharedExpert():
@@ -221,7 +223,10 @@ class _Parts:
         return *self.inside(op, None, None), *self.outputs(down)
 
     def inside(
-        self, op: ops.MLP | ops.SharedExpert, gate_bias: Weight | None, up_bias: Weight | None
+        self,
+        op: ops.MLP | ops.GateUp | ops.SharedExpert,
+        gate_bias: Weight | None,
+        up_bias: Weight | None,
     ) -> tuple[Op, Op]:
         """The first half of a feed-forward network, of whose width each rank has a part."""
         edges = self.borders(op.up.shape[0])

@@ -7,7 +7,6 @@ _LACKING = {
     "afmoe": "gates on the output of attention",
     "apertus": "the xIELU activation, whose parameters are learned",
     "bailing_hybrid": "linear attention",
-    "bitnet": "norms within the branches (SubLN)",
     "bloom": "ALiBi's biases on attention",
     "blt": "patches of bytes",
     "cohere2_moe": "an average of routed and shared experts",

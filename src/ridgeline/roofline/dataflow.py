@@ -51,7 +51,7 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
         case Embed():
             return {}, {"x": hidden}
         case Norm():
-            return {op.src: hidden}, {op.dst: hidden}
+            return {op.src: op.width(hidden)}, {op.dst: op.width(hidden)}
         case QKVProject():
             heads, width = op.num_kv_heads, op.head_dim
             written = {"q": op.num_heads * width, "k": heads * width, "v": heads * width}

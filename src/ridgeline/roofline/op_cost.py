@@ -128,7 +128,7 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             rows = sum(p.model.format_of(table).num_bytes((hidden,)) for table in tables)
             return Work(weight_bytes=p.tokens * rows) + p.moved(hidden * len(tables))
         case Norm():
-            return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * hidden)
+            return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * op.width(hidden))
         case LayerEmbed():
             return _layer_embed(op, p)
         case LayerInput():

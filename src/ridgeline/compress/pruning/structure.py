@@ -37,9 +37,15 @@ class Structure:
         """
         Raises:
             SettingsError: nothing would be left.
-            UnsupportedModelError: the layers have no such heads or channels, or different ones.
+            UnsupportedModelError: the layers have no such heads or channels, or different ones, or
+                norms over all of them.
         """
         heads = width = None
+        if (recipe.remove_kv_heads or recipe.remove_ffn) and any(map(_is_normed, spec.layers)):
+            raise UnsupportedModelError(
+                "The layers of this model have norms over all heads and channels, which are of "
+                "other models without some of them; remove whole layers instead."
+            )
         if recipe.remove_kv_heads:
             (found,) = _same({_kv_heads(layer) for layer in spec.layers}, "KV heads")
             heads = found - recipe.remove_kv_heads
@@ -185,6 +191,11 @@ def _same(found: set[int | None], what: str) -> tuple[int]:
     (value,) = found
     assert value is not None
     return (value,)
+
+
+def _is_normed(layer: LayerSpec) -> bool:
+    branches = (getattr(layer.attention, "out_norm", None), getattr(layer.mlp, "inner_norm", None))
+    return branches != (None, None)
 
 
 def _kv_heads(layer: LayerSpec) -> int | None:

@@ -207,7 +207,7 @@ class Program:
                     gain, bias = self._scaled_norm(op)
                 library.rl_add_norm(
                     handle, _BUFFERS[op.src], _BUFFERS[op.dst], self._keep(norm_struct(op.spec)),
-                    gain, bias, self.hidden_size,
+                    gain, bias, op.width(self.hidden_size),
                 )  # fmt: skip
             case ops.QKVProject():
                 library.rl_add_qkv(

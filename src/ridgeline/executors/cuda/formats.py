@@ -23,7 +23,7 @@ def stacks(model_ops: Iterable[ops.Op]) -> dict[str, tuple[str, ...]]:
                     (op.query, op.key, op.value),
                     (op.query_bias, op.key_bias, op.value_bias),
                 ]
-            case ops.MLP() | ops.MoE() if op.gate is not None:
+            case ops.MLP() | ops.GateUp() | ops.MoE() if op.gate is not None:
                 groups = [(op.gate, op.up), (op.gate_bias, op.up_bias)]
             case ops.SharedExpert():
                 groups = [(op.gate, op.up)]

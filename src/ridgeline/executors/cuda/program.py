@@ -117,7 +117,7 @@ class CallList:
             op, follows = body[index], body[index + 1 :]
             taken = 1
             match op:
-                case ops.QKVProject() | ops.MLP() | ops.OutProject():
+                case ops.QKVProject() | ops.MLP() | ops.OutProject() | ops.Down():
                     call, taken = self._product(op, follows)
                 case ops.HeadNorm() | ops.Rope() | ops.KVWrite():
                     call, taken = self._rotate_and_write(body[index:])
@@ -138,7 +138,7 @@ class CallList:
                 return self._qkv(op), 1
             case ops.MLP():
                 return self._mlp(op, residual), 1 if residual is None else 2
-            case ops.OutProject():
+            case ops.OutProject() | ops.Down():
                 return self._out(op, residual), 1 if residual is None else 2
         raise AssertionError(op)
 
@@ -163,30 +163,29 @@ class CallList:
 
         return call
 
-    def _out(self, op: ops.OutProject, residual: float | None) -> Call:
+    def _out(self, op: ops.OutProject | ops.Down, residual: float | None) -> Call:
         product = self._linear([op.weight], op.bias)
-
-        def call(b: Buffers, at: PassInput) -> None:
-            self._branch(b, product, b["h"], at, residual)
-
-        return call
+        source = "inner" if isinstance(op, ops.Down) else "h"
+        return lambda b, at: self._branch(b, product, b[source], at, residual)
 
     def _mlp(self, op: ops.MLP, residual: float | None) -> Call:
+        inner = self._inner(op)
+        down = self._linear([op.down], op.down_bias)
+        return lambda b, at: self._branch(b, down, inner(b, at), at, residual)
+
+    def _inner(self, op: ops.MLP | ops.GateUp) -> Callable[[Buffers, PassInput], torch.Tensor]:
         up = [op.up] if op.gate is None else [op.gate, op.up]
         first = self._linear(up, op.up_bias if op.gate is None else op.gate_bias)
-        down = self._linear([op.down], op.down_bias)
         joined = op.gate is not None and not self._adapters
 
-        def call(b: Buffers, at: PassInput) -> None:
+        def inner(b: Buffers, at: PassInput) -> torch.Tensor:
             if joined:
-                inner = first(b[op.src], at, activation=op.activation)
-            else:
-                out = first(b[op.src], at)
-                gate, values = (None, out) if op.gate is None else out.chunk(2, dim=-1)
-                inner = self._kernels.activate(values, op.activation, gate)
-            self._branch(b, down, inner, at, residual)
+                return first(b[op.src], at, activation=op.activation)
+            out = first(b[op.src], at)
+            gate, values = (None, out) if op.gate is None else out.chunk(2, dim=-1)
+            return self._kernels.activate(values, op.activation, gate)
 
-        return call
+        return inner
 
     @staticmethod
     def _branch(
@@ -279,6 +278,9 @@ class CallList:
                     b[op.dst] = rows if op.scale == 1.0 else rows * op.scale
 
                 return norm
+            case ops.GateUp():
+                inner = self._inner(op)
+                return lambda b, at: b.update(inner=inner(b, at))
             case ops.LayerEmbed():
                 return self._layer_embed(op)
             case ops.LayerInput():
