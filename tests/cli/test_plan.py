@@ -330,6 +330,7 @@ def test_latencies_say_what_they_are(capsys):
     _, out, _ = run(capsys, *ON_H100)
     assert "TTFT alone" in out
     assert "TTFT mean" not in out
+    assert "alone: TTFT" not in out  # the same figures again
     loaded = (*ON_H100, "--rate", "20", "--requests", "60")
     _, out, _ = run(capsys, *loaded)
     (line,) = (line for line in out.splitlines() if "TTFT mean" in line)

@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_said_and_not_advised(capsys, monkeypatch):
     options = ("--shape", "llama-3.1-70b", "--hardware", "h100", "--batch", "8,32")
     code, out, _ = run(capsys, *options)
     assert code == 0
-    assert "One sequence of 512 tokens does not fit" in out
+    assert "One sequence of 512 tokens does not fit: of " in out
     assert "memory; does not fit" in out
     assert "instead of" not in out
     _, out, _ = run(capsys, *options, "-tp", "4", "--json")

@@ -83,6 +83,20 @@ def test_more_than_the_ceiling_is_an_error_of_ours(calibration):
     assert "cannot be" in watch.report().warnings[0]
 
 
+def test_steps_of_a_replay_read_the_same_weights_again():
+    """Weights that a cache holds stay there from step to step: its rate is their ceiling."""
+    size = pass_work(MODEL, decode_batch(1, 108)).num_bytes
+    cache = replace(CEILINGS.levels[0], size_bytes=2 * size)
+    ceilings = replace(CEILINGS, levels=(cache, CEILINGS.levels[1]))
+    fitted = calibrate(samples(), ceilings, executor="test", dense_attention=False)
+    watch = Observer(MODELS, StepPredictor(MODELS, fitted))
+    plan = StepPlan(step_id=1, passes=(Pass(segments=(segment(0, 99, 1),), num_steps=16),))
+    outcome = SegmentResult(token_ids=(1,) * 16)
+    result = StepResult(step_id=1, passes=((outcome,),))
+    watch.observe(plan, result, measured_s=2 * 16 * size / 60e9)
+    assert watch.report().decode.mbu == pytest.approx(0.5, rel=1e-3)
+
+
 def test_products_of_codes_are_a_share_of_the_peak_of_codes():
     """The cpu executor holds activations in float32, and multiplies its weights as integers."""
     ceilings = replace(CEILINGS, flops_per_s={"float32": 100e9, "int4": 400e9})

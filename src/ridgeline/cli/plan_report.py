@@ -54,11 +54,13 @@ def print_plan(result: Mapping[str, Any]) -> None:
             f"  {label:<10} {result[name] * scale:9.1f} {unit:<6} "
             f"({predicted_range(low * scale, high * scale, '.1f')}){shares}"
         )
-    console.print(
-        f"  loaded  mean TPOT {_milliseconds(result['loaded_tpot_s'])} ms; "
-        f"alone: TTFT {result['alone_ttft_s'] * 1e3:.1f} ms, "
-        f"TPOT {_milliseconds(result['alone_tpot_s'])} ms"
-    )
+    loaded = f"  loaded  mean TPOT {_milliseconds(result['loaded_tpot_s'])} ms"
+    if which == "mean":
+        loaded += (
+            f"; alone: TTFT {result['alone_ttft_s'] * 1e3:.1f} ms, "
+            f"TPOT {_milliseconds(result['alone_tpot_s'])} ms"
+        )
+    console.print(loaded)
     console.print(f"  bound   prefill: {bound['prefill']}, decode: {bound['decode']}")
     print_paragraph(console, f"  load    {_goodput(result)}", indent=10)
     if result["usd_per_1m_output"] is not None:

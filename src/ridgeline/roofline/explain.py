@@ -314,10 +314,9 @@ def ridges(model: PricedModel, calibration: Calibration) -> dict[str, float]:
 def fit_sentence(found: MemoryFit, context: int) -> str:
     """Whether sequences of ``context`` tokens have room, in words."""
     held, memory = found.weights_bytes / 1e9, found.memory_bytes / 1e9
-    beside = (
-        f"beside {held:,.1f} GB of weights KV has {found.kv_pool_bytes / 1e9:,.1f} of "
-        f"{memory:,.0f} GB"
-    )
+    pool = found.kv_pool_bytes / 1e9
+    share = f", {pool / (memory - held):.0%} of the rest" if pool > 0 else ""
+    beside = f"of {memory:,.0f} GB weights take {held:,.1f}, and KV has {pool:,.1f}{share}"
     if found.fits:
         return f"{found.max_batch:,} sequences of {context:,} tokens fit: {beside}."
     return f"One sequence of {context:,} tokens does not fit: {beside}."
