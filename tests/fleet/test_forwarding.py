@@ -5,6 +5,7 @@ are real.
 """
 
 import asyncio
+import socket
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -335,3 +336,32 @@ def test_a_client_that_does_not_read_is_no_silence_of_the_engine(tmp_path, caplo
     assert data.endswith(done)
     assert "fallen silent" not in caplog.text
     assert [len(each) for each in seen] == [1, 0]
+
+
+def test_bodies_of_callers_without_a_key_do_not_fill_the_memory(tmp_path):
+    """32 of the largest at once; what is small passes beside them, and all once they have gone."""
+    with routed(tmp_path, [answer(200, b"good")], max_body_mib=1) as (client, _):
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1048576\r\n\r\n"
+        port, slow = client.base_url.port, []
+        large = {"prompt": "a" * 700_000}
+
+        def is_full():
+            for _ in range(16):
+                slow.append(socket.create_connection(("127.0.0.1", port)))
+                slow[-1].sendall(head + b"x" * 500_000)
+            return client.post("/v1/completions", json=large).status_code == 503
+
+        until(is_full)
+        refused = client.post("/v1/completions", json=large)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert client.post("/v1/completions", json=BODY).content == b"good"
+        for each in slow:
+            each.close()
+        until(lambda: client.post("/v1/completions", json=large).status_code == 200)
+
+
+def until(condition, seconds=5):
+    deadline_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)

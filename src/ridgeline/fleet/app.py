@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
@@ -28,7 +29,8 @@ class RouterApp:
         client, outcome = Client(scope, send), "refused"
         self._router.num_open += 1
         try:
-            outcome = await self._answer(scope, receive, client)
+            with self._router.bodies.share() as hold:
+                outcome = await self._answer(scope, receive, client, hold)
         except ClientDisconnectedError:
             outcome = "disconnected"
         except ApiError as error:
@@ -38,7 +40,9 @@ class RouterApp:
             self._router.num_open -= 1
             self._router.requests.labels(outcome).inc()
 
-    async def _answer(self, scope: Scope, receive: Receive, client: Client) -> str:
+    async def _answer(
+        self, scope: Scope, receive: Receive, client: Client, hold: Callable[[int], None]
+    ) -> str:
         path, router = scope["path"], self._router
         if path == "/health":
             await client.whole(200, [_JSON], encode({"status": "ok"}))
@@ -52,12 +56,13 @@ class RouterApp:
         if router.is_draining:
             raise ApiError(503, "The router is shutting down.", retry_after_s=1.0)
         query = scope["query_string"]
+        body = await read_body(receive, limit=limit, on_bytes=hold)
         request = RoutedRequest(
             method=scope["method"],
             path=path,
             target=scope["raw_path"] + (b"?" + query if query else b""),
             headers=headers,
-            body=await read_body(receive, limit=limit),
+            body=body,
         )
         if path == "/metrics":
             return await self._metrics(request, client, receive)

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.core.encryption import read_key
+from ridgeline.fleet.body_memory import BodyMemory
 from ridgeline.fleet.breaker import RetryBudget
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.engines import RoutedEngine
@@ -20,6 +21,7 @@ from ridgeline.server.config import is_loopback
 from ridgeline.server.continuation import router_token
 
 _POLL_S = 0.05
+_MOST_BODIES = 32  # of the largest, at once
 _PREFIX = "ridgeline_router_"
 
 
@@ -44,6 +46,7 @@ class Router(Collector):
         ]
         self.policy = POLICIES[config.policy]()
         self.budget = RetryBudget()
+        self.bodies = BodyMemory(_MOST_BODIES * config.max_body_mib << 20)
         self.is_draining = False
         self.num_open = 0
         self.registry = CollectorRegistry(auto_describe=False)

@@ -54,8 +54,11 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, f"The body is larger than {limit:,} bytes.", code="request_too_large")
 
 
-async def read_body(receive: Receive, *, limit: int) -> bytes:
-    """The whole body; the connection ends if it does not come in time (`http.py`).
+async def read_body(
+    receive: Receive, *, limit: int, on_bytes: Callable[[int], object] = lambda _: None
+) -> bytes:
+    """The whole body; the connection ends if it does not come in time (`http.py`). ``on_bytes``
+    is told of each piece before it is kept.
 
     Raises:
         ApiError: 413 for one over ``limit`` bytes.
@@ -66,9 +69,11 @@ async def read_body(receive: Receive, *, limit: int) -> bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError
-        parts += message.get("body", b"")
-        if len(parts) > limit:
+        piece = message.get("body", b"")
+        if len(parts) + len(piece) > limit:
             raise too_large(limit)
+        on_bytes(len(piece))
+        parts += piece
         if not message.get("more_body", False):
             return bytes(parts)
 
