@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.conftest import VOCAB, write_tokenizer
 from tests.equivalence.conftest import opener, write_pairs
-from tests.tiny import EXPERTS
+from tests.tiny import CONFIG, EXPERTS
 from tests.weights.gguf_export import write_checkpoint
 
 from ridgeline import LLM, SamplingParams
@@ -54,8 +54,9 @@ NOTICED_S = 10.0
 def open_llm(tmp_path_factory):
     root = tmp_path_factory.mktemp("ranks")
     write_pairs(root)
-    write_checkpoint(EXPERTS | {"vocab_size": VOCAB}, root / "experts")
-    write_tokenizer(root / "experts")
+    for name, config in (("experts", EXPERTS), ("experts-draft", CONFIG)):
+        write_checkpoint(config | {"vocab_size": VOCAB}, root / name)
+        write_tokenizer(root / name)
     return partial(opener(root, "cpu"), adapters={"tuned": str(root / "adapter")})
 
 
@@ -106,6 +107,16 @@ def test_ranks_that_share_experts_give_the_tokens_of_one_process(open_llm, specu
             assert _outputs(llm) == expected
             assert llm._engine.executor.num_ranks == 2 * stages
             assert llm._engine.scheduler.num_preemptions > 0
+
+
+def test_experts_on_more_ranks_than_matrices_give_the_tokens_of_one_process(open_llm):
+    """The draft model has no experts, and its matrices are split as the target's are."""
+    with open_llm("draft", pair="experts", max_model_len=160) as llm:
+        expected = _outputs(llm)
+    ranks = {"tensor_parallel_size": 2, "expert_parallel_size": 4}
+    with open_llm("draft", pair="experts", max_model_len=160, **ranks) as llm:
+        assert _outputs(llm) == expected
+        assert llm._engine.executor.num_ranks == 4
 
 
 def test_steps_are_priced_with_what_all_ranks_of_a_stage_compute(open_llm):
@@ -240,8 +251,8 @@ def test_what_cannot_be_spread_is_refused_before_a_rank_starts(open_llm):
         open_llm("off", expert_parallel_size=2)
     with pytest.raises(SettingsError, match="5 experts in a layer, fewer than 6 ranks"):
         open_llm("off", pair="experts", expert_parallel_size=6)
-    with pytest.raises(SettingsError, match="does not go with tensor_parallel_size"):
-        open_llm("off", pair="experts", expert_parallel_size=2, tensor_parallel_size=2)
+    with pytest.raises(SettingsError, match="is a multiple of tensor_parallel_size"):
+        open_llm("off", pair="experts", expert_parallel_size=3, tensor_parallel_size=2)
     with pytest.raises(SettingsError, match="tensor_parallel_size must be between 1 and 64"):
         EngineConfig(tensor_parallel_size=0)
 

@@ -20,7 +20,6 @@ import msgspec
 from ridgeline.core.channel import Channel
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import die_with
-from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.loading import load_model
 from ridgeline.engine.speculation import load_draft
@@ -29,6 +28,7 @@ from ridgeline.executors.distributed.links import exchange_seconds
 from ridgeline.executors.distributed.messages import Begin, Command, LinksMeasured
 from ridgeline.executors.distributed.pipe import SocketPipe, Wires
 from ridgeline.executors.distributed.serving import RankLinks, RankServer, fail, show_life
+from ridgeline.executors.distributed.stages import layout_of_draft
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.library import load_library
@@ -80,9 +80,7 @@ def _models(begin: Begin, config: EngineConfig, links: RankLinks) -> dict[ModelR
     layout, group = begin.layout, links.group
     models = {ModelRole.TARGET: target.model.part(layout, begin.rank, group, links.pipe)}
     if draft is not None:
-        models[ModelRole.DRAFT] = draft.part(
-            ParallelLayout(tensor=layout.tensor), group.rank, group
-        )
+        models[ModelRole.DRAFT] = draft.part(layout_of_draft(layout), group.rank, group)
     return models
 
 

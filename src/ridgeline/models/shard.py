@@ -43,15 +43,22 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
     _check_shared_kv(spec)
     if layout.stage_ranks == 1:
         return Shard(spec=spec, ops=lower(spec), rows={})
-    parts = _Parts(spec, layout.stage_ranks, place)
+    of_experts = _Parts(spec, layout.stage_ranks, place)
     if layout.tensor == 1:  # all but the experts are whole
-        _check_experts(spec, layout.expert)
+        check_experts(spec, layout.expert)
         whole = lower(spec)
-        own = tuple(parts.experts(op) if isinstance(op, ops.MoE) else op for op in whole)
-        return Shard(spec=spec, ops=own, rows=parts.rows)
+        own = tuple(of_experts.experts(op) if isinstance(op, ops.MoE) else op for op in whole)
+        return Shard(spec=spec, ops=own, rows=of_experts.rows)
+    parts = _Parts(
+        spec, layout.tensor, place % layout.tensor, layout.stage_ranks, place, rows=of_experts.rows
+    )
     return Shard(
         spec=replace(spec, layers=tuple(map(parts.layer, spec.layers))),
-        ops=tuple(part for op in lower(spec) for part in parts.of(op)),
+        ops=tuple(
+            part
+            for op in lower(spec)
+            for part in ((of_experts.experts(op),) if isinstance(op, ops.MoE) else parts.of(op))
+        ),
         rows=parts.rows,
     )
 
@@ -68,8 +75,11 @@ def _check_shared_kv(spec: ModelSpec) -> None:
             )
 
 
-def _check_experts(spec: ModelSpec, num_ranks: int) -> None:
-    """Refuse a model that has fewer experts in a layer than there are ranks, or none at all."""
+def check_experts(spec: ModelSpec, num_ranks: int) -> None:
+    """
+    Raises:
+        SettingsError: the model has fewer experts in a layer than there are ranks, or none at all.
+    """
     mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoESpec)]
     fewest = min((mixture.num_experts for mixture in mixtures), default=0)
     if fewest < num_ranks:
@@ -81,11 +91,18 @@ def _check_experts(spec: ModelSpec, num_ranks: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Cuts ops for one rank, and notes which rows of which weights they have."""
+    """Cuts ops for one rank, and notes which rows of which weights they have.
+
+    ``rank`` of ``num_ranks`` is the part that it has; it is at ``place`` of the ``stage_ranks``
+    that exchange, of which those beyond the first ``num_ranks`` have the same parts again, and send
+    nothing of them.
+    """
 
     spec: ModelSpec
     num_ranks: int
     rank: int
+    stage_ranks: int = 0
+    place: int = 0
     rows: dict[str, Range] = field(default_factory=dict)
 
     def layer(self, spec: LayerSpec) -> LayerSpec:
@@ -110,7 +127,8 @@ class _Parts:
                 table = self.part(op.weight, self.own(edges))
                 own = replace(op, weight=table, first_token=edges[self.rank])
                 hidden = self.spec.hidden_size
-                return own, ops.GatherTokens(borders=edges, rank=self.rank, hidden_size=hidden)
+                sent = self.sent(edges)
+                return own, ops.GatherTokens(borders=sent, rank=self.place, hidden_size=hidden)
             case (
                 ops.Norm()
                 | ops.AddResidual()
@@ -153,15 +171,13 @@ class _Parts:
                 return self.mlp(op)
             case ops.SharedExpert():
                 return self.shared_expert(op)
-            case ops.MoE():
-                return (self.experts(op),)
             case ops.Head():
                 edges = self.borders(op.weight.shape[0])
                 rows = self.own(edges)
                 own_head = replace(
                     op, weight=self.part(op.weight, rows), bias=self.optional(op.bias, rows)
                 )
-                return own_head, ops.GatherLogits(borders=edges, rank=self.rank)
+                return own_head, ops.GatherLogits(borders=self.sent(edges), rank=self.place)
             case _:
                 raise self.refused(f"its {type(op).__name__} is not split over ranks yet")
 
@@ -201,7 +217,7 @@ class _Parts:
     def gather_heads(self, num_heads: int, width: int) -> Op:
         """Of what attention made of all heads."""
         edges = tuple(head * width for head in self.borders(num_heads))
-        return ops.Gather(buffer="h", borders=edges, rank=self.rank)
+        return ops.Gather(buffer="h", borders=self.sent(edges), rank=self.place)
 
     def outputs(self, op: ops.OutProject | ops.Down) -> tuple[Op, Op]:
         """A product to h or shared, each rank having some of its columns."""
@@ -209,7 +225,7 @@ class _Parts:
         rows = self.own(edges)
         own = replace(op, weight=self.part(op.weight, rows), bias=self.optional(op.bias, rows))
         buffer = op.dst if isinstance(op, ops.Down) else "h"
-        return own, ops.Gather(buffer=buffer, borders=edges, rank=self.rank)
+        return own, ops.Gather(buffer=buffer, borders=self.sent(edges), rank=self.place)
 
     def mlp(self, op: ops.MLP) -> tuple[Op, ...]:
         biases = (op.gate_bias, op.up_bias)
@@ -239,7 +255,7 @@ class _Parts:
             activation=op.activation,
             src=op.src,
         )
-        return own, ops.Gather(buffer="inner", borders=edges, rank=self.rank)
+        return own, ops.Gather(buffer="inner", borders=self.sent(edges), rank=self.place)
 
     def experts(self, op: ops.MoE) -> ops.MoE:
         """Each rank has some of the experts, whole."""
@@ -284,6 +300,10 @@ class _Parts:
         if size < self.num_ranks:
             raise self.refused(f"a width of {size} is less than {self.num_ranks} ranks")
         return borders(size, self.num_ranks)
+
+    def sent(self, edges: tuple[int, ...]) -> tuple[int, ...]:
+        """Borders of what each rank of the stage sends."""
+        return edges + (edges[-1],) * (self.stage_ranks - self.num_ranks)
 
     def own(self, edges: tuple[int, ...]) -> Range:
         return edges[self.rank], edges[self.rank + 1]

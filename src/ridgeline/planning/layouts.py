@@ -225,8 +225,9 @@ def _layouts(question: Question) -> Iterator[ParallelLayout]:
         for stages in range(1, min(count // width, len(spec.layers)) + 1):
             if count % (width * stages) == 0:
                 yield ParallelLayout(tensor=width, pipeline=stages)
-                if has_experts and width > 1:
-                    yield ParallelLayout(expert=width, pipeline=stages)
+                for tensor in range(1, width if has_experts else 1):
+                    if width % tensor == 0:
+                        yield ParallelLayout(tensor=tensor, expert=width, pipeline=stages)
 
 
 def spread_model(

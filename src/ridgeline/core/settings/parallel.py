@@ -18,7 +18,8 @@ class ParallelSettings:
         pipeline_parallel_size: stages, each of which has some of the layers and computes another
             step; each is tensor_parallel_size or expert_parallel_size processes.
         expert_parallel_size: processes that have a part of the experts of each layer, and all else
-            whole; they share this machine's processors, and give the tokens of one process.
+            whole, or as many parts of it as tensor_parallel_size, of which it is a multiple; they
+            share this machine's processors, and give the tokens of one process.
         workers: other machines that join by `ridgeline worker`; all have as many of the ranks.
         worker_address: HOST:PORT at which they join.
         worker_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)

@@ -37,7 +37,7 @@ from ridgeline.executors.distributed.messages import (
 )
 from ridgeline.executors.distributed.ranks import Ranks, Silence
 from ridgeline.executors.distributed.serving import is_masked
-from ridgeline.executors.distributed.stages import layout_of
+from ridgeline.executors.distributed.stages import layout_of, layout_of_draft
 from ridgeline.executors.distributed.workers import Workers
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
@@ -159,10 +159,8 @@ class DistributedExecutor(Executor):
         )
 
     def layout_for(self, role: ModelRole) -> ParallelLayout:
-        """How a model is spread: a draft model is whole in every stage, experts
-        included."""
-        is_target = role is ModelRole.TARGET
-        return self.layout if is_target else ParallelLayout(tensor=self.layout.tensor)
+        """How a model is spread (`stages.layout_of_draft` of a draft model)."""
+        return self.layout if role is ModelRole.TARGET else layout_of_draft(self.layout)
 
     def busy_s(self) -> list[float]:
         """Seconds that each rank has computed steps, until half a second ago."""

@@ -8,6 +8,7 @@ from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.models import lower
+from ridgeline.models.shard import check_experts
 from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import op_work
@@ -20,16 +21,18 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     """How a model is spread.
 
     Raises:
-        SettingsError: there are more stages than layers, experts would be split twice, or the
-            model cannot be cut.
+        SettingsError: there are more stages than layers, ranks do not share the experts,
+            or the model cannot be cut.
     """
     tensor, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     expert = config.expert_parallel_size
-    if tensor > 1 and expert > 1:
+    if expert > 1 and expert % tensor:
         raise SettingsError(
-            "expert_parallel_size does not go with tensor_parallel_size, whose ranks share the "
-            "experts already; leave one of them out."
+            f"expert_parallel_size ({expert}) is a multiple of tensor_parallel_size ({tensor}), "
+            "whose ranks share the experts already; raise it, or leave it out."
         )
+    if expert > 1:
+        check_experts(model.spec, expert)
     if num_stages == 1:
         return ParallelLayout(tensor=tensor, expert=expert)
     if num_stages > len(model.spec.layers):
@@ -40,6 +43,14 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     priced = priced_model(model, executor, kv_cache_dtype=config.kv_cache_dtype)
     borders = stage_borders(layer_costs(priced), num_stages)
     return ParallelLayout(tensor=tensor, expert=expert, pipeline=num_stages, stage_borders=borders)
+
+
+def layout_of_draft(target: ParallelLayout) -> ParallelLayout:
+    """A draft model is whole in every stage; its matrices are split as the target's are, over ranks
+    that exchange with as many."""
+    if target.tensor == 1:
+        return ParallelLayout()
+    return ParallelLayout(tensor=target.tensor, expert=target.expert)
 
 
 def layer_costs(model: PricedModel) -> list[float]:
