@@ -33,6 +33,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     "int4-g64": {"quantization": "int4-g64"},
     "int4-g128": {"quantization": "int4-g128"},
+    "int3": {"quantization": "int3"},
+    "int2": {"quantization": "int2"},
     "int8 KV": {"kv_cache_dtype": "int8"},
     "fp8 KV": {"kv_cache_dtype": "fp8"},
     "int4 KV": {"kv_cache_dtype": "int4"},

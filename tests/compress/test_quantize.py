@@ -91,15 +91,16 @@ def test_every_family_is_quantized_read_back_and_run(family, tmp_path):
 
 
 @pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
-def test_the_file_runs_as_factored_int4(tmp_path):
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_the_file_runs_with_factors(bits, tmp_path):
     folder = write_folder(
         tmp_path / "model", SMALL | {"hidden_size": 128, "intermediate_size": 256}
     )
-    made(folder, tmp_path / "out")
+    made(folder, tmp_path / "out", Recipe(bits=bits))
     matrices = [w for w in stored(tmp_path / "out").values() if isinstance(w, QuantizedTensor)]
     forms = [matrix_codes(matrix).form for matrix in matrices]
     assert len(forms) == 21
-    assert all(form.has_factors for form in forms)
+    assert all(form.has_factors and form.format.bits == bits for form in forms)
 
 
 @pytest.mark.parametrize(
