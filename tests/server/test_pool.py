@@ -221,3 +221,23 @@ def test_a_budget_in_which_nothing_fits_is_refused_at_the_start():
     plan = pool_plan(EngineConfig(**ENGINE), ["embedded"], ServerConfig(), memory_bytes=1 << 10)
     with pytest.raises(SettingsError, match="No model fits: the smallest needs"):
         asyncio.run(ModelPool(plan.config).start(plan.models))
+
+
+def test_who_waits_for_a_model_counts_as_in_progress(pool, http, monkeypatch):
+    """Else their bodies would fill the memory while a model is loaded."""
+    assert http.post("/api/generate", json={"model": "a", "keep_alive": 0}).status_code == 200
+    monkeypatch.setattr(pool.server.limits, "_max_queue", 3)
+    model = next(model for model in pool.server.pool.models if model.name == "a")
+    most = 0
+    with ThreadPoolExecutor(12) as threads:
+        asked = [threads.submit(complete, http, "a") for _ in range(12)]
+        while not all(each.done() for each in asked):
+            most = max(most, len(model.waiters))
+            time.sleep(0.001)
+        answers = [each.result() for each in asked]
+    assert most == 3
+    refused = next(each for each in answers if each.status_code == 429)
+    assert sum(each.status_code == 200 for each in answers) == 3
+    assert refused.json()["error"]["code"] == "server_overloaded"
+    assert "retry-after" in refused.headers
+    assert pool.server.limits.running == 0

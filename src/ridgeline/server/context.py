@@ -152,7 +152,8 @@ class Server:
         """Within it a call has the server of the model that it names, which is loaded.
 
         Raises:
-            ApiError: there is no such model, it can never fit, or it cannot be loaded.
+            ApiError: there is no such model, it can never fit, or it cannot be loaded; or it is not
+                loaded, and as many requests wait and run as the server or the key may have.
             EngineUnavailableError: the server drains, or the model was not loaded in time.
         """
         self.check_taking_work()
@@ -160,7 +161,10 @@ class Server:
         assert self.pool is not None
         assert view.model is not None
         call.server = view
-        async with self.pool.lease(view.model):
+        async with contextlib.AsyncExitStack() as leased:
+            is_counted = not (call.is_batch or self.pool.takes_requests(view.model))
+            with self.limits.waiting(call.caller) if is_counted else contextlib.nullcontext():
+                await leased.enter_async_context(self.pool.lease(view.model))
             self.check_taking_work()
             yield
 

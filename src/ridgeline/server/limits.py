@@ -123,22 +123,8 @@ class Limits:
             ApiError: 429 with Retry-After, when the server is full or a limit is reached; 400 for
                 more outputs than the key may ever have at once.
         """
-        if self._running >= self._max_queue:
-            raise ApiError(
-                429,
-                "The server has as many requests as it takes.",
-                code="server_overloaded",
-                retry_after_s=_RETRY_AFTER_S,
-            )
+        self._check_room(caller, num_outputs)
         tenant, limits = self._tenants[caller.tenant], caller.limits
-        if limits.concurrency is not None:
-            if num_outputs > limits.concurrency:
-                raise bad_request(
-                    f"The request asks for {num_outputs} outputs, and the key may have "
-                    f"{limits.concurrency} at once, over all prompts and n."
-                )
-            if tenant.running + num_outputs > limits.concurrency:
-                raise _exceeded("outputs at once", limits.concurrency, _RETRY_AFTER_S)
         reserved = 0
         if (limit := limits.output_tokens_per_minute) is not None:
             reserved = min(output_tokens, limit)
@@ -148,12 +134,47 @@ class Limits:
                 raise _exceeded(what, limit, _RETRY_AFTER_S)  # what runs may give some back
         self.count_request(caller)
         reservation = Reservation(tenant, reserved)
+        try:
+            with self._counted(tenant, num_outputs):
+                yield reservation
+        finally:
+            reservation.spend(reservation.left)
+
+    @contextmanager
+    def waiting(self, caller: Caller) -> Iterator[None]:
+        """Within it a request that is not admitted yet waits, and takes the place of one output.
+
+        Raises what `admitted` raises of requests at once.
+        """
+        self._check_room(caller, 1)
+        with self._counted(self._tenants[caller.tenant], 1):
+            yield
+
+    def _check_room(self, caller: Caller, num_outputs: int) -> None:
+        if self._running >= self._max_queue:
+            raise ApiError(
+                429,
+                "The server has as many requests as it takes.",
+                code="server_overloaded",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if (most := caller.limits.concurrency) is None:
+            return
+        if num_outputs > most:
+            raise bad_request(
+                f"The request asks for {num_outputs} outputs, and the key may have {most} at once, "
+                "over all prompts and n."
+            )
+        if self._tenants[caller.tenant].running + num_outputs > most:
+            raise _exceeded("outputs at once", most, _RETRY_AFTER_S)
+
+    @contextmanager
+    def _counted(self, tenant: _Tenant, num_outputs: int) -> Iterator[None]:
         tenant.running += num_outputs
         self._running += 1
         try:
-            yield reservation
+            yield
         finally:
-            reservation.spend(reservation.left)
             tenant.running -= num_outputs
             self._running -= 1
 

@@ -164,7 +164,7 @@ class ModelPool:
         if time.monotonic() < model.failed_s + _RETRY_S:
             raise _failed(model)
         model.tenancy.rate.count(time.monotonic())
-        if self._takes_requests(model):
+        if self.takes_requests(model):
             model.tenancy.running += 1
         else:
             await self._wait(model)
@@ -251,7 +251,8 @@ class ModelPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _takes_requests(self, model: PooledModel) -> bool:
+    def takes_requests(self, model: PooledModel) -> bool:
+        """Whether a request for it runs at once."""
         is_dead = model.engine.health().status is EngineStatus.DEAD
         return model.state == "loaded" and not model.tenancy.is_leaving and not is_dead
 
@@ -286,7 +287,7 @@ class ModelPool:
             if not self._switching.locked():
                 self._look(now)
             for model in self.models:
-                if self._takes_requests(model):
+                if self.takes_requests(model):
                     _let_in(model)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
