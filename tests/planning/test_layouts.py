@@ -27,6 +27,7 @@ NETWORK = Network(bytes_per_s=1e9, latency_s=1e-4)
         (CONFIG, {"pipeline": 3}),
         (CONFIG, {"tensor": 2, "pipeline": 2}),
         (EXPERTS, {"expert": 2, "pipeline": 2}),
+        (EXPERTS, {"tensor": 2, "expert": 4}),
     ],
 )
 def test_the_bytes_of_a_layout_are_those_that_its_ranks_send(config, axes):
