@@ -247,6 +247,12 @@ def test_ranks_are_as_many_devices_if_not_told_otherwise(capsys):
     assert out.startswith("llama-3.1-8b on 2 × NVIDIA H100 SXM (1 × tensor-parallel 2)")
 
 
+def test_a_request_is_no_longer_than_the_context_if_not_told_otherwise(capsys):
+    code, out, err = run(capsys, "--hardware", "l4")
+    assert (code, err) == (0, "")
+    assert "sequences of 1,024 tokens" in out  # the embedded model's context
+
+
 def test_what_does_not_fit_is_told_what_would_help(capsys):
     code, out, _ = run(capsys, "--shape", "llama-3.1-70b", "--hardware", "l4")
     assert code == 0

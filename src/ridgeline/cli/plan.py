@@ -44,8 +44,18 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "-tp", "--tensor-parallel", type=int, metavar="N", help="devices of one replica"
     )
-    parser.add_argument("--prompt", type=int, metavar="N", help="prompt tokens; default 1000")
-    parser.add_argument("--output", type=int, metavar="N", help="output tokens; default 200")
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        metavar="N",
+        help="prompt tokens; default 1000, or as the context allows",
+    )
+    parser.add_argument(
+        "--output",
+        type=int,
+        metavar="N",
+        help="output tokens; default 200, or a quarter of the context",
+    )
     parser.add_argument("--rate", type=float, metavar="R", help="requests/s; default: saturation")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON lines")
     parser.add_argument(
@@ -123,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = plan.to_json() | {"model": model.name, "rate_rps": plan.question.rate_rps}
     if arguments.api_usd_per_1m is not None:
         result["most_output_tok_s"] = max(plan.output_tok_s, answer(_at_once(plan)).output_tok_s)
-    result |= _money(arguments, result, kv_bytes(question.model, question.typical.prompt_tokens))
+    result |= _money(arguments, result, question)
     if arguments.html is not None:
         from ridgeline.planning.page import page
 
@@ -287,11 +297,13 @@ def _question(
         max_num_seqs=arguments.max_num_seqs or default,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
     )
+    context = model.priced.spec.max_position
+    output = arguments.output or max(1, min(200, context // 4))
     return Question(
         model=model.priced,
         machine=machine,
-        prompt_tokens=arguments.prompt or 1000,
-        output_tokens=arguments.output or 200,
+        prompt_tokens=arguments.prompt or max(1, min(1000, context - output)),
+        output_tokens=output,
         rate_rps=arguments.rate,
         slo=slo,
         tensor=arguments.tensor_parallel,
@@ -318,7 +330,7 @@ def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
 
 
 def _money(
-    arguments: argparse.Namespace, result: dict[str, Any], prompt_kv_bytes: float
+    arguments: argparse.Namespace, result: dict[str, Any], question: "Question"
 ) -> dict[str, Any]:
     """What is asked about money beside the plan's own figures."""
     from ridgeline.planning.cost import (
@@ -338,11 +350,13 @@ def _money(
         needed = break_even_tokens_per_s(usd, arguments.api_usd_per_1m)
         found["break_even_output_tok_s"] = needed
     if arguments.usd_per_gb_month is not None:
+        prompt_tokens = question.typical.prompt_tokens
+        prompt_kv_bytes = kv_bytes(question.model, prompt_tokens)
         month_usd = storage_usd(prompt_kv_bytes, 730, arguments.usd_per_gb_month)
         found["prompt_cache_bytes"] = prompt_kv_bytes
         found["prompt_cache_usd_per_month"] = month_usd
         input_usd = (result["usd_per_1m_by_phase"] or {}).get("input", 0.0)
-        prompt_usd = input_usd * (arguments.prompt or 1000) / 1e6
+        prompt_usd = input_usd * prompt_tokens / 1e6
         found["prompt_prefill_usd"] = prompt_usd
         found["cache_uses_to_pay_per_month"] = month_usd / prompt_usd if prompt_usd else None
     return found

@@ -24,16 +24,17 @@ def print_plan(result: Mapping[str, Any]) -> None:
     if not result["fits"]:
         print_paragraph(
             console,
-            "  does not fit: not one sequence of this length has room beside the weights on "
-            f"{result['tensor_parallel']} × {result['hardware']}. More devices (--count), fewer "
-            "bits (--quantization int4) or shorter texts (--prompt, --output) may help.",
+            f"  does not fit: not one sequence of {result['sequence_tokens']:,} tokens has room "
+            f"beside the weights on {result['tensor_parallel']} × {result['hardware']}. "
+            "More devices (--count), fewer bits (--quantization int4) or shorter texts "
+            "(--prompt, --output) may help.",
             indent=4,
         )
         _print_notes(console, result["notes"])
         return
     console.print(
-        f"  fits: {result['max_batch']:,} sequences of this length, or one of "
-        f"{result['max_context']:,} tokens"
+        f"  fits: {result['max_batch']:,} sequences of {result['sequence_tokens']:,} tokens, or "
+        f"one of {result['max_context']:,} tokens"
     )
     intervals = result["interval_80"]
     bound = result["bound"]

@@ -90,6 +90,7 @@ class CapacityPlan:
             "notes": self.notes,
             "power_w": self.power_w,
             "fits": self.fits,
+            "sequence_tokens": question.longest,
             "weights_format": question.model.main_format.name,
             "weights_bytes": int(weights_bytes(question.model)),
             "kv_bytes_per_token": kv_bytes_per_token(question.model),
