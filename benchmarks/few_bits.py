@@ -1,4 +1,4 @@
-"""Decode of one token in formats of few bits, in turns, against what their bytes allow.
+"""Steps in formats of few bits, in turns, against what their bytes allow.
 
 `python -m benchmarks.few_bits [--shape llama-3.2-1b] [--formats int4 int3 int2] [--rounds 5]`.
 Random weights, a context of 128. The first format is what the others are compared with: `bytes` is
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-3.2-1b", choices=PRESETS)
     parser.add_argument("--formats", nargs="+", default=["int4", "int3", "int2"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--prompt", type=int, nargs="*", default=[], help="tokens of a prompt")
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
     parser.add_argument("--rounds", type=int, default=5)
     wanted = parser.parse_args()
@@ -69,6 +70,7 @@ def main() -> None:
     if wanted.layers:
         config["num_hidden_layers"] = wanted.layers
     steps = [StepShape(batch_size=batch, num_tokens=1, context=128) for batch in wanted.batch]
+    steps += [StepShape(batch_size=1, num_tokens=count, context=0) for count in wanted.prompt]
     made = [_executor(config, form) for form in wanted.formats]
     timers = [StepTimer(executor, steps) for executor in made]
     found: dict[tuple[int, int], list[float]] = {}
