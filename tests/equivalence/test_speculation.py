@@ -58,6 +58,7 @@ SLOW = pytest.mark.slow
 QUICK = {
     ("ngram", "tight"),
     ("suffix", "chunked"),
+    ("exit", "tight"),
     ("draft", "windowed"),
     ("adaptive", "plain"),
 }
@@ -189,7 +190,8 @@ def test_streams_of_several_tokens_a_step(open_llm, expected, drafter):
         chunks = list(llm.stream(PROMPTS[1], params("greedy")))
     tokens = sum((chunk.token_ids for chunk in chunks), ())
     assert tokens == expected("full")[1][0][0]
-    assert len(chunks) < len(tokens)
+    if not drafter.startswith("exit"):  # random layers seldom agree with all of the model
+        assert len(chunks) < len(tokens)
 
 
 def test_counts_are_per_position(open_llm):

@@ -402,7 +402,7 @@ def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_the
     )
     sequence.slot = 0
     speculation.start(sequence)
-    drafts = speculation.propose(sequence, 4).token_ids
+    drafts = speculation.propose(sequence, 4, []).token_ids
     assert drafts == (forced or (1, 2, 3)[:num_valid])
     segment = Segment(
         slot=0, start=5, stop=6 + len(drafts), token_ids=(5, *drafts), num_drafts=len(drafts)

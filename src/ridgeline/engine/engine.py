@@ -51,6 +51,7 @@ class Engine:
         if draft is not None:
             models[ModelRole.DRAFT] = draft
         self.executor = create_executor(models, config)
+        has_draft_kv = draft is not None and not draft.is_exit
         layout = self.executor.kv_layout()
         spec = loaded.model.spec
         resolved = resolve(
@@ -61,9 +62,9 @@ class Engine:
             block_bytes=layout.block_bytes,
             free_bytes=available_memory_bytes(),
             kv_bytes=self.executor.kv_budget_bytes(config.max_num_batched_tokens),
-            draft_spec=None if draft is None else draft.spec,
+            draft_spec=draft.spec if has_draft_kv and draft is not None else None,
             draft_block_bytes=(
-                () if draft is None else self.executor.kv_layout(ModelRole.DRAFT).block_bytes
+                self.executor.kv_layout(ModelRole.DRAFT).block_bytes if has_draft_kv else ()
             ),
         )
         if config.max_model_len is None and resolved.max_model_len < spec.max_position:
@@ -80,7 +81,12 @@ class Engine:
         price = step_price(self.observer)
         self.grammars = make_grammars(loaded)
         self.speculation = make_speculation(
-            config, resolved, self.executor, constraints=self.grammars, price=price
+            config,
+            resolved,
+            self.executor,
+            constraints=self.grammars,
+            price=price,
+            exits=draft is not None and draft.is_exit,
         )
         digest = kv_digest(
             config, self.executor, spec=spec, dtype=resolved.dtype, folder=loaded.folder

@@ -11,7 +11,13 @@ from ridgeline.decoding.drafters import make_drafter
 from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
 from ridgeline.engine.loading import LoadedModel, Progress, load_model
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.scheduler import DraftModel, DraftModelConfig, Speculation
+from ridgeline.scheduler import (
+    DraftModel,
+    DraftModelConfig,
+    DraftPasses,
+    EarlyExit,
+    Speculation,
+)
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
 from ridgeline.weights import EMBEDDED, Adapter, embedded_draft_folder
 
@@ -24,9 +30,18 @@ def load_draft(
     The revision in the settings is the target's; a draft model is its repository's default.
 
     Raises:
-        SettingsError: none is named, or it has another vocabulary.
+        SettingsError: none is named, two are, or it has another vocabulary.
     """
     name = config.draft_model
+    if config.speculation == "exit" or config.draft_layers is not None:
+        if name is not None or config.draft_quantization != "auto":
+            raise SettingsError(
+                "draft_layers drafts with the model's own layers, in their own format; leave out "
+                "draft_model and draft_quantization."
+            )
+        return target.model.exit_after(
+            config.draft_layers or max(1, len(target.model.spec.layers) // 4)
+        )
     if name is None and config.model in (None, EMBEDDED):
         name = str(embedded_draft_folder())
     if config.speculation in ("draft", "combined") and name is None:
@@ -76,10 +91,13 @@ def make_speculation(
     *,
     price: StepPrice = DEFAULT_PRICE,
     constraints: ConstraintFactory | None = None,
+    exits: bool = False,
 ) -> Speculation:
-    """What the scheduler asks about drafts."""
-    draft_model = None
-    if resolved.num_draft_blocks:
+    """What the scheduler asks about drafts; ``exits``: the draft model is a part of the target."""
+    draft_model: DraftPasses | None = None
+    if exits:
+        draft_model = EarlyExit()
+    elif resolved.num_draft_blocks:
         layout = executor.kv_layout(ModelRole.DRAFT)
         draft_model = DraftModel(
             DraftModelConfig(

@@ -43,7 +43,8 @@ class PoolExecutor(StepRunner, Generic[Pool]):
 
     ``pools`` is filled by the subclass. Blocks are exported and imported on the thread that runs
     the steps, and so take their turn among them. ``kernels`` names what computes: by other kernels
-    the KV of the same weights and tokens is another.
+    the KV of the same weights and tokens is another. ``shares``: the draft model has the target's
+    pool (`ExecutorModel.is_exit`).
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class PoolExecutor(StepRunner, Generic[Pool]):
         *,
         kernels: str,
         pipe: StagePipe | None = None,
+        shares: bool = False,
     ) -> None:
         super().__init__(name, num_stages=pipe.num_stages if pipe else 1)
         self._pipe = pipe
@@ -61,6 +63,7 @@ class PoolExecutor(StepRunner, Generic[Pool]):
         self.kernels = kernels
         self.pools: dict[ModelRole, Pool] = {}
         self._specs = dict(specs)
+        self.shares = shares
 
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
         return self._specs[role]

@@ -9,7 +9,7 @@ from ridgeline.core.ops import Op
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.pipeline import StagePipe
-from ridgeline.models import shard
+from ridgeline.models import lower, shard
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.weights import Adapter, Weight, WeightSource, only_of, rows_of
 
@@ -25,7 +25,8 @@ class ExecutorModel:
 
     ``adapters[i]`` is what sequences of adapter slot i + 1 run with; slot 0 is the plain model.
     ``group`` is there if this is one rank's part of a model: its ops exchange through it. So is
-    ``pipe`` where that is a stage of a pipeline.
+    ``pipe`` where that is a stage of a pipeline. ``is_exit``: it is a draft model that is the
+    target's first layers and head, and has the target's weights and KV (`exit_after`).
     """
 
     spec: ModelSpec
@@ -36,6 +37,21 @@ class ExecutorModel:
     adapters: tuple[Adapter, ...] = ()
     group: "RankGroup | None" = None
     pipe: StagePipe | None = None
+    is_exit: bool = False
+
+    def exit_after(self, num_layers: int) -> "ExecutorModel":
+        """The draft model that this one is if it stops after its first layers: weights and KV are
+        its own, so nothing of it is loaded or kept for them.
+
+        Raises:
+            SettingsError: the model has no more layers than that.
+        """
+        if num_layers >= len(self.spec.layers):
+            raise SettingsError(
+                f"draft_layers {num_layers} leaves nothing to skip: the model has "
+                f"{len(self.spec.layers)} layers; name fewer."
+            )
+        return replace(self, ops=lower(self.spec, exit_after=num_layers), is_exit=True)
 
     def part(
         self,

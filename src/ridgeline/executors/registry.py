@@ -113,6 +113,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
                 kv.name, model.spec.model_type,
             )  # fmt: skip
     _check_streaming(config, traits)
+    _check_exit(models, config, traits)
     if config.num_ranks == 1 and config.workers == 0:
         return traits.create(models, config)
     if not traits.runs_parts:
@@ -142,6 +143,29 @@ def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:
             "weights_memory_bytes does not work with tensor_parallel_size, "
             "pipeline_parallel_size or expert_parallel_size."
         )
+
+
+def _check_exit(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:
+    """
+    Raises:
+        SettingsError: the target's first layers are to draft for it, and cannot.
+    """
+    if not any(model.is_exit for model in models.values()):
+        return
+    lacking = {
+        f"the {traits.name} executor": not traits.exits_early,
+        "weights_memory_bytes": config.weights_memory_bytes is not None,
+        "tensor_parallel_size": config.tensor_parallel_size > 1,
+        "pipeline_parallel_size": config.pipeline_parallel_size > 1,
+        "expert_parallel_size": config.expert_parallel_size > 1,
+        "workers": config.workers > 0,
+    }
+    for name, is_set in lacking.items():
+        if is_set:
+            raise SettingsError(
+                f"{name} does not draft with the first layers of the model itself; take another "
+                "speculation than exit, and leave draft_layers out."
+            )
 
 
 def _check_caches(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:

@@ -11,11 +11,13 @@ from ridgeline.decoding import History, Proposal
 class SequenceState:
     """Known tokens and block tables of one slot, for each model; mutated as plans are executed.
 
-    A draft model's proposals are known to the draft model alone. ``proposals`` are those that the
+    A draft model's proposals are known to the draft model alone, unless it ``shares`` both with the
+    target, whose KV it then writes, too. ``proposals`` are those that the
     target has not verified yet, by position, where that is done by rejection.
     """
 
     admission: Admission
+    shares: bool = False
     tokens: dict[ModelRole, list[int]] = field(default_factory=dict)
     tables: dict[tuple[ModelRole, int], list[int]] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
@@ -25,14 +27,21 @@ class SequenceState:
         """Whether drafts are; for a greedy sequence both rules are the same."""
         return self.admission.rejection and not self.admission.params.is_greedy
 
+    def owner(self, role: ModelRole) -> ModelRole:
+        """The model whose tokens and tables one uses."""
+        return ModelRole.TARGET if self.shares else role
+
+    def table(self, role: ModelRole, group: int) -> list[int]:
+        return self.tables[self.owner(role), group]
+
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
-        table = self.tables.setdefault((role, update.group), [])
+        table = self.tables.setdefault((self.owner(role), update.group), [])
         assert update.first <= len(table), "a block table has no gaps"
         table[update.first : update.first + len(update.blocks)] = update.blocks
 
     def known(self, role: ModelRole) -> list[int]:
         """The tokens that a model knows; those beyond what it has computed may be overtaken."""
-        return self.tokens.setdefault(role, list(self.admission.token_ids))
+        return self.tokens.setdefault(self.owner(role), list(self.admission.token_ids))
 
     def set_tokens(self, role: ModelRole, start: int, token_ids: Sequence[int]) -> None:
         """Tokens at ``start`` onward become these; what was known beyond them is kept."""

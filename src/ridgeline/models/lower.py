@@ -63,9 +63,12 @@ from ridgeline.models.lower_moe import moe_ops
 from ridgeline.models.lower_states import gated_delta_ops, mamba2_ops, short_conv_ops
 
 
-def lower(spec: ModelSpec) -> tuple[Op, ...]:
+def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
     """The ops of a model, or of a stage of it, in order; ``group`` of an op indexes
     ``cache_groups(spec)``.
+
+    ``exit_after`` so many layers the last norm and the head follow at once: the ops of a model that
+    exits early (LayerSkip, arXiv 2404.16710, section 4.3).
 
     Raises:
         SettingsError: the model has no stages.
@@ -88,11 +91,12 @@ def lower(spec: ModelSpec) -> tuple[Op, ...]:
                 "would have to hand on from stage to stage; leave pipeline_parallel_size out."
             )
         ops.append(_layer_embed(spec, spec.layer_inputs))
-    for index in spec.layers_here:
+    for index in spec.layers_here[:exit_after]:
         offset = states.offset(index) if states and index in states.layers else 0
         layer = _Layer(index, group_of.get(index), spec.hidden_size, offset)
         ops += layer.ops(spec.layers[index], spec.layer_inputs)
     if spec.layers_here.stop < len(spec.layers):
+        assert exit_after is None, "a stage has no exit"
         return (*ops, SendHidden(hidden_size=spec.hidden_size))
     if spec.final_norm is not None:
         ops.append(_norm("x", "h", "final_norm", spec.hidden_size, spec.final_norm))

@@ -2,6 +2,8 @@
 
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.draft_model import DraftModel, DraftModelConfig
+from ridgeline.scheduler.draft_passes import DraftPasses
+from ridgeline.scheduler.early_exit import EarlyExit
 from ridgeline.scheduler.pricing import DEFAULT_PRICE, LinearPrice
 from ridgeline.scheduler.scheduler import Scheduler
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
@@ -11,6 +13,8 @@ __all__ = [
     "DEFAULT_PRICE",
     "DraftModel",
     "DraftModelConfig",
+    "DraftPasses",
+    "EarlyExit",
     "LinearPrice",
     "Scheduler",
     "SchedulerConfig",

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, earlier_pass, tree_depth
+from ridgeline.core.plan import BlockCopy, ModelRole, Outputs, Pass, Segment
 from ridgeline.core.result import SegmentResult
 from ridgeline.kvcache import KVCacheManager, PrefixCache, SequenceKV
+from ridgeline.scheduler.draft_passes import DraftPasses
 from ridgeline.scheduler.sequence import Sequence
 
 
@@ -23,8 +24,8 @@ class DraftModelConfig:
     kv_ttl_s: float | None = None
 
 
-class DraftModel:
-    """Plans what the draft model computes; one plan is in flight at a time.
+class DraftModel(DraftPasses):
+    """Plans what a draft model computes that has KV of its own.
 
     Each sequence that drafts has KV blocks of the draft model's, too. The gap that the draft model
     has to close before it can propose (at first, the prompt) is closed in chunks of
@@ -32,6 +33,7 @@ class DraftModel:
     """
 
     def __init__(self, config: DraftModelConfig) -> None:
+        super().__init__()
         self._config = config
         self.prefix_cache = PrefixCache(
             config.num_blocks, config.windows, config.block_tokens, ttl_s=config.kv_ttl_s
@@ -40,12 +42,10 @@ class DraftModel:
         self._kv: dict[Sequence, SequenceKV] = {}
         self._budget = config.max_pass_tokens
         self._behind: list[Segment] = []  # of this step: prompts that are being caught up with
-        # Of this step, by the number of proposals and whether they are a tree.
-        self._proposals: dict[tuple[int, bool], list[Segment]] = {}
         self._in_flight: list[tuple[Sequence, SequenceKV, int]] = []  # those behind come so far
 
     def start(self, sequence: Sequence) -> None:
-        """The sequence is admitted: what it knows now may be in the draft model's prefix cache."""
+        """What the sequence knows now may be in the draft model's prefix cache."""
         request = sequence.request
         kv = self._manager.new_sequence(
             request.cache_key, tenant=request.tenant, max_length=sequence.max_length
@@ -54,11 +54,13 @@ class DraftModel:
         self._kv[sequence] = kv
 
     def begin_step(self) -> None:
+        super().begin_step()
         self._budget = self._config.max_pass_tokens
-        self._behind, self._proposals = [], {}
+        self._behind = []
 
-    def propose(self, sequence: Sequence, num_tokens: int, *, is_tree: bool) -> int:
-        """Ask for proposals after all known tokens; returns how many there will be, maybe none."""
+    def propose(
+        self, sequence: Sequence, num_tokens: int, *, is_tree: bool, copies: list[BlockCopy]
+    ) -> int:
         kv = self._kv.get(sequence)
         if kv is None:
             return 0
@@ -92,36 +94,19 @@ class DraftModel:
         return 0
 
     def passes(self) -> tuple[tuple[Pass, ...], dict[int, tuple[int, ...]]]:
-        """This step's passes, which come before the target's, and references by slot."""
-        passes: list[Pass] = []
-        references: dict[int, tuple[int, ...]] = {}
+        passes, references = super().passes()
         if self._behind:
-            passes.append(Pass(segments=tuple(self._behind), role=ModelRole.DRAFT))
-        output = 0
-        for (num_tokens, is_tree), segments in self._proposals.items():
-            passes.append(
-                Pass(
-                    segments=tuple(segments),
-                    role=ModelRole.DRAFT,
-                    num_steps=tree_depth(num_tokens) if is_tree else num_tokens,
-                    num_nodes=num_tokens if is_tree else 0,
-                )
-            )
-            for segment in segments:
-                outputs = range(output, output + num_tokens)
-                references[segment.slot] = tuple(map(earlier_pass, outputs))
-                output += num_tokens
-        return tuple(passes), references
+            passes = (Pass(segments=tuple(self._behind), role=ModelRole.DRAFT), *passes)
+        return passes, references
 
     def note_computed(self) -> None:
-        """A plan was computed: what was caught up with may be cached, and given up."""
+        """What was caught up with may be cached, and given up."""
         for sequence, kv, num_computed in self._in_flight:
             if self._kv.get(sequence) is kv:
                 kv.advance(num_computed, sequence.token_ids)
         self._in_flight.clear()
 
     def verified(self, sequence: Sequence, proposed: SegmentResult, num_accepted: int) -> None:
-        """The step is done, the sequence has its new tokens, so many of the proposed among them."""
         kv = self._kv.get(sequence)
         if kv is None:
             return
@@ -135,7 +120,6 @@ class DraftModel:
         kv.trim(length)
 
     def fail(self, sequence: Sequence) -> None:
-        """Propose nothing more for this sequence: the model has no token for it."""
         self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -144,6 +128,11 @@ class DraftModel:
         if kv is not None:
             kv.release()
 
+    def tick(self, now_s: float) -> None:
+        self.prefix_cache.tick(now_s)
+
+    def delete_tenant(self, tenant: str) -> None:
+        self.prefix_cache.delete_tenant(tenant)
+
     def check_integrity(self) -> None:
-        """Assert that the draft model's blocks are accounted for."""
         self._manager.check_integrity(self._kv.values())

@@ -229,7 +229,7 @@ class Planner:
         room = self._speculation.room(sequence, most)
         while room and not sequence.kv.can_write(start, length + room):
             room -= 1
-        return self._speculation.propose(sequence, room)
+        return self._speculation.propose(sequence, room, step.copies)
 
     def _replay_steps(self, step: Step) -> int:
         """How often to repeat a step in which all who run decode, and nobody can join them."""

@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.plan import GROWN, ModelRole, Pass, Segment, StepPlan, is_earlier_pass
+from ridgeline.core.plan import (
+    GROWN,
+    BlockCopy,
+    ModelRole,
+    Pass,
+    Segment,
+    StepPlan,
+    is_earlier_pass,
+)
 from ridgeline.core.protocols import (
     Constraint,
     ConstraintFactory,
@@ -21,7 +29,7 @@ from ridgeline.core.protocols import (
 from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.core.speculation_figures import SpeculationFigures
-from ridgeline.scheduler.draft_model import DraftModel
+from ridgeline.scheduler.draft_passes import DraftPasses
 from ridgeline.scheduler.sequence import DraftCounts, Sequence
 
 MAX_FORCED_TOKENS = 32
@@ -69,7 +77,7 @@ class Speculation:
         *,
         drafter: Drafter | None = None,
         max_tokens: int = 0,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftPasses | None = None,
         constraints: ConstraintFactory | None = None,
         only_chains: bool = False,
     ) -> None:
@@ -188,10 +196,11 @@ class Speculation:
         forced = MAX_FORCED_TOKENS if self.is_masked(sequence) else 0
         return min(most, max(self._max_tokens, forced))
 
-    def propose(self, sequence: Sequence, most: int) -> Draft | None:
+    def propose(self, sequence: Sequence, most: int, copies: list[BlockCopy]) -> Draft | None:
         """Drafts to verify after all known tokens; ``None`` if the target does nothing this time.
 
-        A draft model's are placeholders among ``token_ids``, which `passes` replaces.
+        A draft model's are placeholders among ``token_ids``, which `passes` replaces. Adds to the
+        step's ``copies`` those that drafting takes.
         """
         state = self._states[sequence]
         constraint = state.constraint
@@ -210,7 +219,7 @@ class Speculation:
         if draft.num_model_tokens == 0 or self._draft_model is None:
             return self._guess(state, draft.cut(most))
         count, is_tree = min(most, draft.num_model_tokens), draft.is_tree and not self._only_chains
-        count = self._draft_model.propose(sequence, count, is_tree=is_tree)
+        count = self._draft_model.propose(sequence, count, is_tree=is_tree, copies=copies)
         if count and constraint is not None:
             return None
         parents = (GROWN,) * count if is_tree else ()
@@ -333,13 +342,13 @@ class Speculation:
     def tick(self, now_s: float) -> None:
         """Tell the time, and forget the draft model's KV that has expired."""
         if self._draft_model is not None:
-            self._draft_model.prefix_cache.tick(now_s)
+            self._draft_model.tick(now_s)
 
     def delete_tenant(self, tenant: str) -> None:
         """Forget the draft model's cached KV of a tenant, its outputs as drafts of others, and its
         grammars."""
         if self._draft_model is not None:
-            self._draft_model.prefix_cache.delete_tenant(tenant)
+            self._draft_model.delete_tenant(tenant)
         if self.drafter is not None:
             self.drafter.delete_tenant(tenant)
         if self.constraints is not None:

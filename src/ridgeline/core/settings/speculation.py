@@ -8,8 +8,11 @@ from ridgeline.core.settings.bounds import Meta
 from ridgeline.core.settings.model import on_load
 from ridgeline.core.settings.reading import Needs, Reads, Tries
 
-Speculation = Literal["off", "ngram", "suffix", "recycling", "draft", "combined", "adaptive"]
+Speculation = Literal[
+    "off", "ngram", "suffix", "recycling", "draft", "exit", "combined", "adaptive"
+]
 DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a draft model
+EXIT_SPECULATION = ("exit", "combined", "adaptive")  # those that may use the target's first layers
 MAX_SPECULATIVE_TOKENS = 64
 
 _REUSE = Needs("reuse_kv", lambda config: config.reuse_kv)
@@ -17,6 +20,10 @@ _GUESSES = Needs("speculation", lambda config: config.speculation != "off")
 _DRAFTING = Needs(
     f"speculation {' or '.join(DRAFT_MODEL_SPECULATION)}",
     lambda config: config.speculation in DRAFT_MODEL_SPECULATION,
+)
+_EXITING = Needs(
+    f"speculation {' or '.join(EXIT_SPECULATION)}",
+    lambda config: config.speculation in EXIT_SPECULATION,
 )
 
 
@@ -39,8 +46,9 @@ class SpeculationSettings:
     Attributes:
         speculation: how next tokens are guessed and verified together: off, ngram (looks in the
             prompt and output), suffix (and in earlier outputs), recycling (what was likely after
-            the same token before), draft (a draft model), combined (ngram, else draft), adaptive
-            (what pays), or an installed drafter. No output changes.
+            the same token before), draft (a draft model), exit (the model's own first layers),
+            combined (ngram, else draft or exit), adaptive (what pays), or an installed drafter. No
+            output changes.
         verification: how guesses are verified: exact, or rejection (Leviathan, Chen), which accepts
             more of a draft model's. Outputs are then distributed as without speculation, but they
             are not the same ones, and a request's own seed is refused.
@@ -48,6 +56,8 @@ class SpeculationSettings:
         draft_shape: chain, or tree: the most likely ones, several in one place, which takes fewer
             passes of a draft model and accepts more where tokens are sampled.
         draft_model: a smaller model with the same vocabulary; the embedded model has its own.
+        draft_layers: after how many layers of the model its own head guesses, in place of a draft
+            model; exit alone takes a quarter of them.
         draft_quantization: what a draft model's matrices are quantized to as they are loaded, none,
             or auto for quantization. Coarser ones cost accepted drafts, and no quality.
     """
@@ -66,4 +76,5 @@ class SpeculationSettings:
         Needs("verification='exact'", lambda config: config.verification == "exact"),
     ] = "chain"
     draft_model: Annotated[str | None, _DRAFTING] = None
+    draft_layers: Annotated[Annotated[int, Meta(ge=1)] | None, _EXITING] = None
     draft_quantization: Annotated[str, Reads(_draft_format), _DRAFTING] = "auto"

@@ -144,7 +144,7 @@ def _states(
     segment: Segment, state: CPUSequence, role: ModelRole, cache: KVCache
 ) -> tuple[int, npt.NDArray[np.void]]:
     """The address of a sequence's state, and where it is to be saved."""
-    (block,) = state.tables[role, len(cache.groups)]
+    (block,) = state.table(role, len(cache.groups))
     saves = [(save.position, cache.state_address(save.block)) for save in segment.state_saves]
     return cache.state_address(block), np.array(saves, dtype=STATE_SAVE)
 

@@ -98,6 +98,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             {role: model.spec for role, model in models.items()},
             kernels=f"{level or chosen_level()}/{ABI_VERSION}/{PACKING_VERSION}",
             pipe=models[ModelRole.TARGET].pipe,
+            shares=any(model.is_exit for model in models.values()),
         )
         groups = (model.group for model in models.values() if model.group is not None)
         self._pool = next((group.pool for group in groups), None) or shared_pool(level)
@@ -109,7 +110,9 @@ class CPUExecutor(PoolExecutor[KVCache]):
                     f"weights_memory_bytes is for models whose ops all have kernels; those of "
                     f"{model.spec.model_type} do not."
                 )
-            if packed_cache is None or cuts:
+            if model.is_exit:
+                weights = self._models[ModelRole.TARGET].weights
+            elif packed_cache is None or cuts:
                 weights = pack_weights(self._pool, model, cuts=cuts)
             else:
                 weights = packed_cache.pack(self._pool, model)
@@ -126,6 +129,9 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 cuts=_cut_ops(program, weights, model.adapters) if cuts else None,
                 adapters=adapters,
             )
+            if model.is_exit:
+                self.pools[role] = self.pools[ModelRole.TARGET]
+                continue
             dtype = model.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
             self.pools[role] = KVCache(self._pool, model.spec, dtype, block_tokens)
         self._num_groups = {role: len(cache_groups(self.spec(role))) for role in self.pools}
@@ -152,7 +158,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._models.clear()
 
     def new_state(self, admission: Admission) -> SequenceState:
-        return CPUSequence(admission, self._num_groups)
+        return CPUSequence(admission, self._num_groups, shares=self.shares)
 
     def forward(
         self,

@@ -19,8 +19,10 @@ class CPUSequence(SequenceState):
     ``sampling`` lacks the logits, the mask and the position, which differ from token to token.
     """
 
-    def __init__(self, admission: Admission, num_groups: dict[ModelRole, int]) -> None:
-        super().__init__(admission)
+    def __init__(
+        self, admission: Admission, num_groups: dict[ModelRole, int], *, shares: bool = False
+    ) -> None:
+        super().__init__(admission, shares)
         self._native = {
             role: [np.zeros(_MIN_ENTRIES, dtype=np.int32) for _ in range(count)]
             for role, count in num_groups.items()
@@ -41,6 +43,7 @@ class CPUSequence(SequenceState):
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
         super().update_table(role, update)
+        role = self.owner(role)
         tables = self._native[role]
         stop = update.first + len(update.blocks)
         if stop > len(tables[update.group]):
@@ -52,13 +55,13 @@ class CPUSequence(SequenceState):
         tables[update.group][update.first : stop] = update.blocks
 
     def set_tokens(self, role: ModelRole, start: int, token_ids: Sequence[int]) -> None:
-        if role in self._counted:
-            self._counted[role].forget(start)
+        if (counted := self._counted.get(self.owner(role))) is not None:
+            counted.forget(start)
         super().set_tokens(role, start, token_ids)
 
     def counted(self, role: ModelRole, stop: int) -> CountedHistory:
         """The first ``stop`` known tokens, counted; kept, so that a step counts what is new."""
-        known = self.known(role)
+        known, role = self.known(role), self.owner(role)
         if role not in self._counted:
             prompt = self.admission.num_prompt_tokens
             self._counted[role] = CountedHistory(prompt, known[:stop])
@@ -66,11 +69,11 @@ class CPUSequence(SequenceState):
         return self._counted[role]
 
     def native_table(self, role: ModelRole, group: int) -> npt.NDArray[np.int32]:
-        return self._native[role][group]
+        return self._native[self.owner(role)][group]
 
     def table_pointers(self, role: ModelRole) -> int:
         """Address of an array of the groups' tables."""
-        return self._pointer_of[role]
+        return self._pointer_of[self.owner(role)]
 
 
 def _addresses(tables: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint64]:

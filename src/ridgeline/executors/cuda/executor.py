@@ -494,7 +494,7 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
         cache = self.pools[role]
         targets = range(first, first + len(sources))
         for index, group in enumerate(cache.groups):
-            table, size = state.tables[role, index], cache.block_tokens
+            table, size = state.table(role, index), cache.block_tokens
             flat = [
                 [table[slot // size] * size + slot % size for slot in slots]
                 for slots in (sources, targets)

@@ -80,6 +80,7 @@ TRAITS = ExecutorTraits(
     name="cuda",
     keeps_states=False,
     shares_kv=False,
+    exits_early=False,
     create=_create,
     is_here=lambda: missing_for_gpu() is None,
     missing=missing_for_gpu,

@@ -39,28 +39,27 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
             {role: model.spec for role, model in models.items()},
             kernels=str(torch.__version__),
             pipe=models[ModelRole.TARGET].pipe,
+            shares=any(model.is_exit for model in models.values()),
         )
         self._models = dict(models)
-        self._weights = {
-            role: {
-                name: as_tensor(values)
-                for name, values in expanded_weights(model.weights, model.dtype).items()
-            }
-            for role, model in models.items()
-        }
-        self.pools = {
-            role: ReferenceKVCache(
+        self._weights: dict[ModelRole, dict[str, torch.Tensor]] = {}
+        for role, model in models.items():
+            if model.is_exit:
+                self._weights[role] = self._weights[ModelRole.TARGET]
+                self.pools[role] = self.pools[ModelRole.TARGET]
+                continue
+            weights = expanded_weights(model.weights, model.dtype)
+            self._weights[role] = {name: as_tensor(values) for name, values in weights.items()}
+            self.pools[role] = ReferenceKVCache(
                 model.spec, torch_dtype(model.dtype), block_tokens, kv_cache_dtype
             )
-            for role, model in models.items()
-        }
 
     def free(self) -> None:
         self._models.clear()
         self._weights.clear()
 
     def new_state(self, admission: Admission) -> SequenceState:
-        return SequenceState(admission)
+        return SequenceState(admission, self.shares)
 
     @torch.inference_mode()
     def run(self, handle: Handle) -> StepResult:
@@ -133,6 +132,6 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
     ) -> None:
         cache, stop = self.pools[role], sources[-1] + 1
         for group in range(len(cache.groups)):
-            rows = kv_rows(state.tables[role, group], 0, stop, cache.block_tokens)
+            rows = kv_rows(state.table(role, group), 0, stop, cache.block_tokens)
             targets = rows[first : first + len(sources)]
             cache.move_rows(group, rows[torch.tensor(sources)], targets)

@@ -177,7 +177,7 @@ class Forward(TokenOps):
 
     def _kv_rows(self, group: int, item: SegmentInput, start: int) -> torch.Tensor:
         """Cache rows of KV slots ``[start, stop)`` of a segment."""
-        table = item.state.tables[self._batch.role, group]
+        table = item.state.table(self._batch.role, group)
         return kv_rows(table, start, item.segment.stop, self._cache.block_tokens)
 
 

@@ -56,7 +56,7 @@ class StateAccess:
         self._pool_NE[list(blocks)] = torch.cat([part.flatten() for part in parts])
 
     def _running(self, item: SegmentInput) -> int:
-        (block,) = item.state.tables[self._role, self._group]
+        (block,) = item.state.table(self._role, self._group)
         return block
 
 
