@@ -8,6 +8,7 @@ from ridgeline.core.errors import InvalidRequestError
 BAD = [
     ("n", 0), ("n", 129), ("n", 1.5), ("n", True), ("n", "1"),
     ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf),
+    ("temperature", 10**400),
     ("temperature", "hot"), ("temperature", 101),
     ("top_k", -2), ("top_k", 2**31), ("top_p", 0.0), ("top_p", 1.1), ("top_p", -1),
     ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0.0), ("repetition_penalty", -1),
@@ -17,6 +18,7 @@ BAD = [
     ("stop", [""]), ("stop", ["x" * 1025]), ("stop", ["x"] * 65), ("stop", [1]),
     ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]), ("logit_bias", {1: 101.0}),
     ("logit_bias", {-1: 1.0}), ("logit_bias", {"a": 1.0}), ("logit_bias", {1: math.nan}),
+    ("logit_bias", {1: 10**400}),
     ("logit_bias", dict.fromkeys(range(4097), 1.0)), ("logit_bias", [1]),
     ("ignore_eos", 1), ("skip_special_tokens", None),
 ]  # fmt: skip

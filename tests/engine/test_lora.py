@@ -209,6 +209,7 @@ DAMAGE = [
     (lambda f: edit_config(f, init_lora_weights={}), UnsupportedModelError),
     (lambda f: edit_config(f, use_bdlora={"nblocks": 2}), UnsupportedModelError),
     (lambda f: edit_config(f, lora_alpha="x"), CorruptFileError),
+    (lambda f: edit_config(f, lora_alpha=10**400), CorruptFileError),
     (lambda f: edit_config(f, alpha_pattern={"(a+)+": 1}), UnsupportedModelError),
     (lambda f: edit_config(f, alpha_pattern=[1]), CorruptFileError),
     (lambda f: edit_tensors(f, lambda t: dict(list(t.items())[:-1])), WeightsMismatchError),

@@ -1,6 +1,7 @@
 """Checks of single values, of requests and of settings."""
 
-import math
+import sys
+from typing import TypeGuard
 
 from ridgeline.core.errors import InvalidRequestError, RidgelineError
 
@@ -23,6 +24,13 @@ def check_int(
         raise error(f"{name} must be between {low} and {high}.")
 
 
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a float can hold; integers may be of any length."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
 def check_float(
     name: str,
     value: object,
@@ -33,7 +41,7 @@ def check_float(
     error: type[RidgelineError] = InvalidRequestError,
 ) -> None:
     """Raise ``error`` unless ``value`` is a finite number within the bounds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_finite(value):
         raise error(f"{name} must be a finite number.")
     if not low <= value <= high or (low_open and value == low):
         bound = "greater than" if low_open else "at least"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.arrays import Array, cast
+from ridgeline.core.checks import is_finite
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError, WeightsMismatchError
 from ridgeline.core.ops import MLP, Op, OutProject, QKVProject, Weight
 from ridgeline.models import TensorSource, read_config
@@ -177,7 +178,6 @@ def _scale(config: Config, module: str, *, rank: int) -> float:
         if module == pattern or module.endswith("." + pattern):
             alpha = value
             break
-    is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not is_number or not math.isfinite(alpha):
+    if not is_finite(alpha):
         raise CorruptFileError("adapter_config.json gives an alpha that is not a number.")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") is True else rank)

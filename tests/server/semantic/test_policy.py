@@ -1,5 +1,7 @@
 """Thresholds of entries: few wrong answers, whatever the distances of paraphrases and opposites."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -146,3 +148,17 @@ def test_one_tenant_drives_out_its_own_entries_alone_and_long_answers_are_not_ke
     assert cache.num_entries == 2
     cache.learn(few, cache.nearest(few, long), chunk("é" * MAX_ANSWER_BYTES), is_right=False)
     assert cache.num_entries == 2
+
+
+def test_questions_that_are_alone_in_their_scope_take_little_more_than_their_vectors():
+    vector = np.ones(4096, dtype=np.float32)
+    cache = SemanticCache(max_error=0.02, max_entries=100, audit=0.0)
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            scope = ("tenant", b"%d" % number)
+            cache.learn(scope, cache.nearest(scope, vector), chunk("a"), is_right=False)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes / 50 < 2.5 * vector.nbytes

@@ -58,7 +58,7 @@ class _Rows:
 
     def __init__(self, width: int) -> None:
         self.entries: list[SemanticEntry] = []
-        self._matrix = np.empty((8, width), dtype=np.float32)
+        self._matrix = np.empty((1, width), dtype=np.float32)  # most scopes have one question
 
     def add(self, entry: SemanticEntry) -> None:
         if len(self.entries) == len(self._matrix):
