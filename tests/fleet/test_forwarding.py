@@ -17,6 +17,7 @@ from tests.fleet.conftest import KEY
 from ridgeline.core.errors import SettingsError
 from ridgeline.fleet import serving
 from ridgeline.fleet.config import RouterConfig
+from ridgeline.fleet.router import Router
 from ridgeline.server.continuation import MARK
 from ridgeline.server.serving import open_listener
 
@@ -91,8 +92,9 @@ def routed(tmp_path, *scripts, models=None, **settings):
             **{"router_key_file": str(key_file), "recover_s": 0.3, "drain_s": 0.1} | settings,
         )
         with closing(open_listener(config)) as listener:
+            holder["router"] = Router(config)
             await serving.run(
-                config,
+                holder["router"],
                 listener,
                 announce=lambda _: None,
                 on_listening=lambda url: (holder.update(url=url), ready.set()),

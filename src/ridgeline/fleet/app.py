@@ -136,6 +136,8 @@ class RouterApp:
                     finally:
                         attempt.close()
             except (OSError, TimeoutError) as error:
+                if engine not in self._router.engines:  # it has left meanwhile
+                    continue
                 raise ApiError(503, f"{engine.pool.url} has not done it: {error}") from None
             if head.status != 200:
                 status, headers, body = head.status, [_JSON], told

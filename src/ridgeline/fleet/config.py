@@ -64,5 +64,3 @@ class RouterConfig:
         read_settings(self)
         if not self.engine:
             raise SettingsError("A router needs an engine: --engine http://host:port.")
-        if len(set(self.engine)) < len(self.engine):
-            raise SettingsError("An engine is there twice.")

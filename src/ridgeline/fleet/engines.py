@@ -46,7 +46,7 @@ class RoutedEngine:
     """One engine: its connections, its breaker, its load as this router knows it.
 
     ``is_up``: its last probe said that it takes requests. ``not_before_s``: until when it wants to
-    be left alone (Retry-After).
+    be left alone (Retry-After). ``is_leaving``: it ends what it has, and gets no more.
     """
 
     def __init__(self, name: str, pool: UpstreamPool, token: bytes | None) -> None:
@@ -54,11 +54,16 @@ class RoutedEngine:
         self.breaker = CircuitBreaker()
         self.tracker = LoadTracker()
         self.state = _UNKNOWN
-        self.is_up = False
+        self.is_up = self.is_leaving = False
         self.reason = "It has not answered yet."
         self.not_before_s = 0.0
         self.attempts: set[Attempt] = set()
         self._doubted = asyncio.Event()
+
+    def leave(self) -> None:
+        """It gets no more requests."""
+        self._note(False, "It is leaving.")
+        self.is_leaving = True
 
     def takes_requests(self, now_s: float) -> bool:
         return self.is_up and self.breaker.allows and now_s >= self.not_before_s
@@ -155,6 +160,8 @@ class RoutedEngine:
             attempt.close()
 
     def _note(self, is_up: bool, reason: str) -> None:
+        if self.is_leaving:
+            return
         if is_up != self.is_up:
             level = logging.INFO if is_up else logging.WARNING
             _log.log(level, "%s is %s. %s", self.pool.url, "up" if is_up else "not used", reason)

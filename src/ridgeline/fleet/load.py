@@ -14,6 +14,11 @@ class LoadTracker:
         self.prefixes = PrefixView()
         self.num_pending = self.pending_tokens = self.num_running = self.context_tokens = 0
 
+    @property
+    def num_requests(self) -> int:
+        """In progress."""
+        return self.num_pending + self.num_running
+
     def begin(self, wanted: Wanted, blocks: Sequence[bytes]) -> "TrackedRequest":
         """A request is sent, whose prompt has these blocks."""
         return TrackedRequest(self, wanted, blocks)

@@ -22,6 +22,7 @@ from ridgeline.core.host import available_memory_bytes
 from ridgeline.executors import default_executor, executor_traits
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.policies import PolicyName
+from ridgeline.fleet.router import Router
 from ridgeline.fleet.serving import run
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.jobs.folder import default_folder
@@ -109,7 +110,7 @@ async def _serve(
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
             )
-            await run(router, listener, announce, on_listening)
+            await run(Router(router), listener, announce, on_listening)
             for task in keeping:
                 task.cancel()
         finally:

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.core.encryption import read_key
+from ridgeline.core.errors import SettingsError
 from ridgeline.fleet.body_memory import BodyMemory
 from ridgeline.fleet.breaker import RetryBudget
 from ridgeline.fleet.config import RouterConfig
@@ -36,14 +37,10 @@ class Router(Collector):
         self.config = config
         key = None if config.router_key_file is None else read_key(Path(config.router_key_file))
         self.token = None if key is None else router_token(key)
-        self.engines = [
-            RoutedEngine(
-                str(number),
-                UpstreamPool(url, connect_timeout_s=config.connect_timeout_s),
-                self.token,
-            )
-            for number, url in enumerate(config.engine)
-        ]
+        self._num_named = 0
+        self.engines: list[RoutedEngine] = []  # another list when one comes or goes
+        for url in config.engine:
+            self.engines.append(self._new_engine(url))
         self.policy = POLICIES[config.policy]()
         self.budget = RetryBudget()
         self.bodies = BodyMemory(_MOST_BODIES * config.max_body_mib << 20)
@@ -55,28 +52,72 @@ class Router(Collector):
         self.continuations = self._counter("continuations", "Streams that went on elsewhere.")
         self.registry.register(self)
         self._models: tuple[str, ...] = ()
-        self._probing: list[asyncio.Task[None]] = []
+        self._refuses_open = not is_loopback(config.host)
+        self._probing: dict[RoutedEngine, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def _new_engine(self, url: str) -> RoutedEngine:
+        """Names are numbers, and of one engine each: policies hash them."""
+        pool = UpstreamPool(url, connect_timeout_s=self.config.connect_timeout_s)
+        if any(each.pool.url == pool.url for each in self.engines):
+            raise SettingsError(f"The engine {pool.url} is there twice.")
+        name, self._num_named = str(self._num_named), self._num_named + 1
+        return RoutedEngine(name, pool, self.token)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, text, labels, registry=self.registry)
 
     async def start(self) -> None:
         """Ask every engine how it is, and go on asking."""
-        refuses_open = not is_loopback(self.config.host)
-        await asyncio.gather(*(each.probe(refuses_open=refuses_open) for each in self.engines))
-        self._exclude_others()
-        self._probing = [
-            asyncio.create_task(self._keep_probing(each, refuses_open)) for each in self.engines
-        ]
-        self._probing.append(asyncio.create_task(self._end_silent()))
+        await asyncio.gather(*(self._probe(each) for each in self.engines))
+        for each in self.engines:
+            self._probing[each] = asyncio.create_task(self._keep_probing(each))
+        self._watching = asyncio.create_task(self._end_silent())
 
     async def close(self) -> None:
         """End the probes and the connections."""
-        for task in self._probing:
+        tasks = [*self._probing.values(), *([self._watching] if self._watching else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._probing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for engine in self.engines:
             engine.pool.close()
+
+    async def add_engine(self, url: str) -> RoutedEngine:
+        """One more, which takes requests as soon as it says that it does.
+
+        Raises:
+            SettingsError: the address is none, or is there.
+        """
+        engine = self._new_engine(url)
+        self.engines = [*self.engines, engine]
+        await self._probe(engine)
+        self._probing[engine] = asyncio.create_task(self._keep_probing(engine))
+        return engine
+
+    async def retire(self, engine: RoutedEngine, *, drain_s: float | None = None) -> None:
+        """Send no more to an engine, wait until what it has has ended, and forget it.
+
+        What has not ended in ``drain_s`` (that of the router, if ``None``) goes on elsewhere, or is
+        sent there anew, as if the engine were lost.
+
+        Raises:
+            SettingsError: it is the first, which keeps files, batches and responses.
+        """
+        if engine is self.engines[0]:
+            raise SettingsError("The first engine keeps files and batches, and cannot leave.")
+        engine.leave()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + (self.config.drain_s if drain_s is None else drain_s)
+        while engine.tracker.num_requests:
+            if loop.time() >= deadline_s:
+                for attempt in tuple(engine.attempts):
+                    attempt.fail("The engine is leaving.")
+            await asyncio.sleep(_POLL_S)
+        self.engines = [each for each in self.engines if each is not engine]
+        if (task := self._probing.pop(engine, None)) is not None:
+            task.cancel()
+        engine.pool.close()
 
     def choose(
         self, request: RoutedRequest, tried: Collection[RoutedEngine]
@@ -129,11 +170,14 @@ class Router(Collector):
             families.append(family)
         return families
 
-    async def _keep_probing(self, engine: RoutedEngine, refuses_open: bool) -> None:
+    async def _keep_probing(self, engine: RoutedEngine) -> None:
         while True:
             await engine.wait_for_doubts(self.config.probe_s)
-            await engine.probe(refuses_open=refuses_open)
-            self._exclude_others()
+            await self._probe(engine)
+
+    async def _probe(self, engine: RoutedEngine) -> None:
+        await engine.probe(refuses_open=self._refuses_open)
+        self._exclude_others()
 
     def _exclude_others(self) -> None:
         """Engines that serve other models than the first one that told its own."""

@@ -37,24 +37,24 @@ def route(
     import uvloop
 
     check_certificate(config)
+    router = Router(config)
 
     async def main() -> None:
         with closing(open_listener(config)) as listener:
-            await run(config, listener, announce, on_listening)
+            await run(router, listener, announce, on_listening)
 
     uvloop.run(main())
 
 
 async def run(
-    config: RouterConfig,
+    router: Router,
     listener: socket.socket,
     announce: Announce = print,
     on_listening: Callable[[str], object] | None = None,
     stopping: asyncio.Event | None = None,
 ) -> None:
     """Route on an open socket until ``stopping`` is set, or a signal comes if there is none."""
-    router = Router(config)
-    loop = asyncio.get_running_loop()
+    config, loop = router.config, asyncio.get_running_loop()
     if stopping is None:
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

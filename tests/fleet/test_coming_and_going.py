@@ -1,0 +1,132 @@
+"""Engines that come and go while they are used: nothing is lost, hung or changed."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import httpx
+import pytest
+from tests.fleet.conftest import stream
+from tests.fleet.reading import read, without_identity
+from tests.fleet.test_router import CASES, PATH, body_of
+from tests.reliability.process import ServeProcess
+
+from ridgeline.core.errors import SettingsError
+from ridgeline.fleet import serving
+from ridgeline.fleet.config import RouterConfig
+from ridgeline.fleet.router import Router
+from ridgeline.server.serving import open_listener
+from ridgeline.weights import locate_model
+
+
+class RouterThread:
+    """A router on an event loop of its own; `call` runs something there."""
+
+    def __init__(self, config):
+        self.router, self._ready = Router(config), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main(config)))
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    async def _main(self, config):
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        with closing(open_listener(config)) as listener:
+            await serving.run(
+                self.router, listener, lambda _: None, self._listens, stopping=self._stop
+            )
+
+    def _listens(self, url):
+        self.url = url
+        self._ready.set()
+
+    def call(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+
+
+@contextmanager
+def engines_of(folder, key_file, count):
+    """Real engines, and how another one is started."""
+    started = []
+
+    def start():
+        server = ServeProcess(
+            locate_model(None), folder / f"engine-{len(started)}",
+            "--router-key-file", str(key_file), "--no-log-requests",
+        )  # fmt: skip
+        started.append(server)
+        return server
+
+    try:
+        for server in [start() for _ in range(count)]:
+            server.wait_ready()
+        yield started, start
+    finally:
+        for server in started:
+            server.close()
+
+
+@contextmanager
+def routed(engines, key_file):
+    urls = tuple(each.url for each in engines)
+    config = RouterConfig(engine=urls, port=0, router_key_file=str(key_file), policy="round-robin")
+    thread = RouterThread(config)
+    try:
+        yield thread
+    finally:
+        thread.close()
+
+
+def test_engines_come_and_go_under_load_and_nothing_is_lost(tmp_path, key_file):
+    """One is drained; of another the streams that it has go on elsewhere at once."""
+    with (
+        engines_of(tmp_path, key_file, 2) as (engines, start),
+        routed(engines, key_file) as thread,
+        httpx.Client(base_url=thread.url, timeout=60) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        router, is_over = thread.router, threading.Event()
+        expected = {
+            name: without_identity(read(stream(client, PATH, body_of(name)))) for name in CASES
+        }
+
+        def ask(name):
+            found = []
+            while not is_over.is_set():
+                found.append(without_identity(read(stream(client, PATH, body_of(name)))))
+            return name, found
+
+        running = [threads.submit(ask, name) for name in CASES]
+        moved = []
+        for drain_s in (30.0, 0.0):
+            leaving, engine = engines[-1], router.engines[1]
+            coming = start()
+            coming.wait_ready()
+            assert thread.call(router.add_engine(coming.url)).is_up
+            thread.call(router.retire(engine, drain_s=drain_s))
+            assert not engine.attempts
+            leaving.close()  # SIGKILL
+            moved.append(router.continuations._value.get())
+        is_over.set()
+        answers = [each.result() for each in running]
+        names = [each.name for each in router.engines]
+        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).is_success
+    for name, found in answers:
+        assert all(each == expected[name] for each in found), name
+    assert names == ["0", "3"]  # a name is of one engine for ever
+    assert moved[0] == 0 < moved[1]
+
+
+def test_the_engine_that_keeps_files_stays_and_none_is_there_twice(tmp_path):
+    url = "http://127.0.0.1:9"
+    router = Router(RouterConfig(engine=(url,)))
+    with pytest.raises(SettingsError, match="keeps files"):
+        asyncio.run(router.retire(router.engines[0]))
+    with pytest.raises(SettingsError, match="there twice"):
+        asyncio.run(router.add_engine(url + "/"))
+    with pytest.raises(SettingsError, match="there twice"):
+        Router(RouterConfig(engine=(url, url)))
