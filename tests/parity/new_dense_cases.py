@@ -22,6 +22,10 @@ _LOCAL = {"rope_type": "default", "rope_theta": 300.0}
 _LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": THETA}
 _GROWING = YARN | {"llama_4_scaling_beta": 0.4, "mscale": 1.0, "mscale_all_dim": 1.0,
                    "original_max_position_embeddings": 20}  # fmt: skip
+_GRANITE: dict[str, object] = {
+    "embedding_multiplier": 1.4, "attention_multiplier": 0.2, "residual_multiplier": 0.7,
+    "logits_scaling": 0.8,
+}  # fmt: skip
 _ALPHA = {"rope_type": "dynamic", "alpha": 30.0, "factor": 1.0, "rope_theta": 200.0}
 _MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": THETA}
 
@@ -83,6 +87,14 @@ NEW_DENSE_CASES = [
     _case("hunyuan_v1_dense", "plain", head_dim=24),
     _case("hunyuan_v1_dense", "alpha", head_dim=16, rope_parameters=_ALPHA, attention_bias=True,
           tie_word_embeddings=True),
+    _case("granite_swa", "windows", num_hidden_layers=4, sliding_window=9, **_GRANITE,
+          layer_rope_theta=[THETA, 300, 0, 300]),
+    _case("helium", "plain", head_dim=16),
+    _case("hyperclovax", "plain", **_GRANITE, head_dim=16),
+    _case("hyperclovax", "no-norms", use_post_norm=False, attention_bias=True, mlp_bias=True),
+    _case("jais2", "plain", layer_norm_eps=0.03, head_dim=24),
+    _case("vaultgemma", "softcaps", num_hidden_layers=4, head_dim=16, sliding_window=11,
+          query_pre_attn_scalar=11, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     _case("cwm", "windows", head_dim=24, sliding_window=9, num_hidden_layers=4),
     _case("youtu", "plain", q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16,
           qk_rope_head_dim=8, v_head_dim=20, num_key_value_heads=4),
@@ -112,4 +124,5 @@ NEW_DENSE_TELLING = (
     "nemotron-biases",
     "ministral3-window",
     "hunyuan_v1_dense-alpha",
+    "granite_swa-windows",
 )

@@ -34,6 +34,11 @@ _ERNIE: dict[str, object] = {
     "moe_num_shared_experts": 2,
 }
 _THETA: dict[str, object] = {"rope_type": "default", "rope_theta": THETA}
+_LOCAL: dict[str, object] = {"rope_type": "default", "rope_theta": 300.0}
+_GROWING: dict[str, object] = YARN | {
+    "llama_4_scaling_beta": 0.4, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 20,
+}  # fmt: skip
 _HUNYUAN: dict[str, object] = {"num_experts": 6, "moe_topk": 3, "intermediate_size": 40}
 _QWEN_VL: dict[str, object] = {
     "num_experts": 8,
@@ -73,10 +78,28 @@ NEW_MOE_CASES = [
     _case("dots1", "plain", _SIGMOID, sliding_window=None, num_key_value_heads=4),
     _case("kimi_k2", "plain", _SIGMOID | _LATENT, n_group=1, topk_group=1,
           rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+    _case("exaone_moe", "windows", _QWEN_VL | {"rope_parameters": _THETA}, sliding_window=9,
+          layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+          num_shared_experts=2, routed_scaling_factor=1.7,
+          mlp_layer_types=["dense", "sparse", "sparse"]),
+    _case("granitemoe_swa", "windows", _EXPERTS | _GRANITE, shared_intermediate_size=24,
+          sliding_window=9),
+    _case("mellum", "two-ropes", _QWEN_VL, sliding_window=9,
+          layer_types=["full_attention", "sliding_attention", "full_attention"],
+          mlp_layer_types=["sparse", "sparse", "dense"],
+          rope_parameters={"full_attention": YARN, "sliding_attention": _LOCAL}),
+    _case("mistral4", "growing", _SIGMOID | _LATENT, rope_parameters=_GROWING),
+    _case("mistral4", "groups", _SIGMOID | _LATENT, n_group=4, topk_group=2,
+          rope_parameters=_GROWING | {"llama_4_scaling_beta": 0.1}),
+    _case("solar_open", "plain", _SIGMOID | {"first_k_dense_replace": 0}, head_dim=24,
+          attention_bias=True),
     _case("flex_olmo", "plain", _EXPERTS | {"num_experts": 6}),
     _case("hy_v3", "plain", _QWEN_VL, num_shared_experts=1, head_dim=24, rope_parameters=_THETA,
           router_scaling_factor=1.7, mlp_layer_types=["dense", "sparse", "sparse"]),
     _case("hunyuan_v1_moe", "plain", _HUNYUAN, head_dim=24),
+    Case(family="mistral3", name="vision-latent",
+         changes={"text_config": SIZES | {"pad_token_id": 0, "model_type": "mistral4",
+                                          "rope_parameters": _GROWING} | _SIGMOID | _LATENT}),
     Case(family="qwen3_vl_moe", name="vision-stacked",
          changes={"text_config": SIZES | {"pad_token_id": 0} | _QWEN_VL}),
 ]  # fmt: skip

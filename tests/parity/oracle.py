@@ -15,12 +15,13 @@ from tests.parity.routers import RouterWatch, random_sparse
 DECODED = 32
 _UNIT_OFFSET = (
     "gemma", "gemma2", "gemma3_text", "gemma3", "nemotron", "qwen3_next", "qwen3_5_text",
-    "qwen3_5_moe_text", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_5_moe", "vaultgemma",
 )  # fmt: skip
 _HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
 _TIED = (
     "gemma", "gemma2", "gemma3_text", "gemma3", "gemma4_text", "gemma4", "cohere", "cohere2",
-    "ernie4_5", "ernie4_5_moe", "gpt2", "lfm2", "lfm2_moe", "smollm3", "starcoder2", "youtu",
+    "ernie4_5", "ernie4_5_moe", "gpt2", "granite_swa", "lfm2", "lfm2_moe", "smollm3", "starcoder2",
+    "vaultgemma", "youtu",
 )  # fmt: skip
 _FORGETS_LENGTH = ("bamba",)  # of its cache: tokens are at 0 unless positions are given
 # Types that transformers does not know by their name.
@@ -135,6 +136,8 @@ def _model(case: Case) -> torch.nn.Module:
     config = transformers.AutoConfig.for_model(
         _SAME_AS.get(case.family, case.family), **case.config
     )
+    if case.family == "mistral4":  # which AutoModelForCausalLM does not know
+        return transformers.Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 

@@ -205,6 +205,7 @@ class MLASpec:
     latent_norm: NormSpec
     latent_bias: bool = False
     out_bias: bool = False
+    query_growth: QueryGrowth | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from ridgeline.models.moe_config import (
     check_routing,
     choose_mlps,
     ignore_training,
+    num_dense_layers,
     read_num_experts,
     read_top_k,
     read_width,
@@ -45,7 +46,7 @@ def deepseek_decoder(
     num_dense: int,
     eps: float = 1e-6,
 ) -> ModelSpec:
-    """The first layers are dense, the others have experts.
+    """The first layers are dense, the others have experts; ``mlp_layer_types`` has priority.
 
     ``num_shared`` experts, which are one wide network, ``num_dense`` and ``eps`` are the family's
     defaults.
@@ -58,6 +59,8 @@ def deepseek_decoder(
     width = read_width(config, "moe_intermediate_size")
     num_shared = config.integer("n_shared_experts", minimum=0, maximum=2**10, default=num_shared)
     num_dense = config.integer("first_k_dense_replace", minimum=0, default=num_dense)
+    if "mlp_layer_types" in config:
+        num_dense = num_dense_layers(config, sizes.num_layers)
     mlps = choose_mlps(
         [layer >= num_dense for layer in range(sizes.num_layers)],
         dense=MLPSpec(width=sizes.mlp_width, activation=activation),

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from ridgeline.core.spec import ModelSpec
+from ridgeline.core.spec import AttentionSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder, with_post_norms
 from ridgeline.models.family import Family
 from ridgeline.models.fields import (
     FULL,
     SLIDING,
+    Sizes,
     layer_windows,
     read_heads,
     read_layer_kinds,
@@ -20,9 +21,8 @@ from ridgeline.models.rope_config import read_rope
 from ridgeline.models.tensor_names import LLAMA_IGNORED
 
 
-def build(config: ConfigReader) -> ModelSpec:
+def exaone_attention(config: ConfigReader, sizes: Sizes) -> list[AttentionSpec]:
     """Layers without a window have no rope, unless no layer of the model has a window (1.2B)."""
-    sizes = read_sizes(config, max_position=2048)
     heads = read_heads(config, sizes.hidden_size)
     window = config.optional_integer("sliding_window", default=4096)
     if "layer_types" in config:  # then the pattern is not read, which may be letters
@@ -37,7 +37,7 @@ def build(config: ConfigReader) -> ModelSpec:
     kinds = read_layer_kinds(config, sizes.num_layers, default)
     rope = read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position)
     norm = read_rms_norm(config, eps=1e-5)
-    attention = [
+    return [
         replace(
             heads.attention(rope if window is None or kind == SLIDING else None),
             window=layer_window,
@@ -45,8 +45,17 @@ def build(config: ConfigReader) -> ModelSpec:
         )
         for kind, layer_window in zip(kinds, layer_windows(kinds, window), strict=True)
     ]
+
+
+def build(config: ConfigReader) -> ModelSpec:
+    """Norms stand behind the branches, and on the heads of q and k."""
+    sizes = read_sizes(config, max_position=2048)
     spec = pre_norm_decoder(
-        config, model_type="exaone4", sizes=sizes, attention=attention, norm=norm
+        config,
+        model_type="exaone4",
+        sizes=sizes,
+        attention=exaone_attention(config, sizes),
+        norm=read_rms_norm(config, eps=1e-5),
     )
     return with_post_norms(spec, instead=True)
 

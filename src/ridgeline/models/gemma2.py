@@ -1,6 +1,10 @@
-"""Gemma 2 (arXiv 2408.00118): norms after each branch too, soft caps, windows by turns."""
+"""Gemma 2 (arXiv 2408.00118): norms after each branch too, soft caps, windows by turns.
+
+VaultGemma (Google 2025, arXiv 2510.15001) lacks the norms after the branches.
+"""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ridgeline.core.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
@@ -101,4 +105,12 @@ def build(config: ConfigReader) -> ModelSpec:
     )
 
 
+def build_vault(config: ConfigReader) -> ModelSpec:
+    """Norms before each branch alone."""
+    spec = build(config)
+    layers = (replace(layer, attention_post_norm=None, mlp_post_norm=None) for layer in spec.layers)
+    return replace(spec, model_type="vaultgemma", layers=tuple(layers))
+
+
 FAMILY = Family(model_type="gemma2", build=build, tensors=GEMMA_TENSORS, ignored=LLAMA_IGNORED)
+VAULT_GEMMA = replace(FAMILY, model_type="vaultgemma", build=build_vault)

@@ -7,7 +7,7 @@ from ridgeline.models.deepseek_v3 import SIGMOID_MOE_TENSORS, read_sigmoid_routi
 from ridgeline.models.family import Family
 from ridgeline.models.fields import read_sizes
 from ridgeline.models.mla_config import MLA_TENSORS, read_mla
-from ridgeline.models.moe_config import EXPERT_KEYS, num_dense_layers, read_num_experts
+from ridgeline.models.moe_config import EXPERT_KEYS, read_num_experts
 from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
 
 
@@ -29,7 +29,7 @@ def build(config: ConfigReader) -> ModelSpec:
         num_experts=num_experts,
         routing=read_sigmoid_routing(config, num_experts, top_k=4, scale=1.8),
         num_shared=1,
-        num_dense=num_dense_layers(config, sizes.num_layers),
+        num_dense=1,
         eps=1e-5,
     )
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from ridgeline.core.spec import AttentionSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
-from ridgeline.models.decoder import pre_norm_decoder
+from ridgeline.models.decoder import pre_norm_decoder, with_post_norms
 from ridgeline.models.family import Family
 from ridgeline.models.fields import read_heads, read_sizes
 from ridgeline.models.rope_config import read_rope
-from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
+from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS, layer_tensors
 
 _NAMES = (
     "attention_multiplier",
@@ -54,10 +54,35 @@ def build(config: ConfigReader) -> ModelSpec:
     )
 
 
+def build_hyperclovax(config: ConfigReader) -> ModelSpec:
+    """HyperCLOVA X (Naver 2025): logits multiplied by their number, norms behind branches, too.
+
+    Without ``attention_multiplier`` scores are divided by √d.
+    """
+    spec = build(config)
+    if config.boolean("use_post_norm", default=True):
+        spec = with_post_norms(spec)
+    if "attention_multiplier" not in config:
+        layers = (
+            replace(layer, attention=replace(layer.attention, scale=layer.attention.head_dim**-0.5))
+            for layer in spec.layers
+            if isinstance(layer.attention, AttentionSpec)
+        )
+        spec = replace(spec, layers=tuple(layers))
+    return replace(spec, model_type="hyperclovax", logit_scale=1.0 / spec.logit_scale)
+
+
 FAMILY = Family(
     model_type="granite",
     build=build,
     tensors=LLAMA_TENSORS,
     ignored=LLAMA_IGNORED,
     computes=MULTIPLIERS,
+)
+HYPERCLOVAX = replace(
+    FAMILY,
+    model_type="hyperclovax",
+    build=build_hyperclovax,
+    tensors=LLAMA_TENSORS
+    | layer_tensors({"attention_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}),
 )

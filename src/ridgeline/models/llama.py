@@ -1,6 +1,6 @@
 """Llama 2 and 3 (Touvron et al. 2023, arXiv 2307.09288; Dubey et al. 2024, arXiv 2407.21783).
 
-InternLM 3 and IQuest-Coder are Llama under other names.
+InternLM 3 and IQuest-Coder are Llama under other names; Helium (Kyutai 2025) rotates neighbours.
 """
 
 from dataclasses import replace
@@ -45,6 +45,24 @@ def build_internlm3(config: ConfigReader) -> ModelSpec:
     return build(config)
 
 
+def build_helium(config: ConfigReader) -> ModelSpec:
+    """Neighbours are rotated against each other, and the output has no bias."""
+    config.complete({"rope_theta": 100_000.0, "rms_norm_eps": 1e-8, "head_dim": 128})
+    spec = build(config)
+
+    def turned(attention: AttentionSpec) -> AttentionSpec:
+        assert attention.rope is not None
+        return replace(attention, rope=replace(attention.rope, interleaved=True), out_bias=False)
+
+    layers = (
+        replace(layer, attention=turned(layer.attention))
+        for layer in spec.layers
+        if isinstance(layer.attention, AttentionSpec)
+    )
+    return replace(spec, model_type="helium", layers=tuple(layers))
+
+
 FAMILY = Family(model_type="llama", build=build, tensors=LLAMA_TENSORS, ignored=LLAMA_IGNORED)
 INTERNLM_3 = replace(FAMILY, model_type="internlm3", build=build_internlm3)
 IQUEST_CODER = replace(FAMILY, model_type="iquestcoder")
+HELIUM = replace(FAMILY, model_type="helium", build=build_helium)

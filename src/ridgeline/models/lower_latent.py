@@ -7,7 +7,16 @@ V), ``o``, and ``q_a_bias``, ``kv_a_bias`` and ``o_bias``.
 
 from collections.abc import Callable
 
-from ridgeline.core.ops import KVWrite, LatentAttend, LatentProject, Op, OutProject, Rope, Weight
+from ridgeline.core.ops import (
+    GrowQueries,
+    KVWrite,
+    LatentAttend,
+    LatentProject,
+    Op,
+    OutProject,
+    Rope,
+    Weight,
+)
 from ridgeline.core.spec import MLASpec
 
 
@@ -62,6 +71,12 @@ def latent_attention_ops(
         query_start=spec.nope_dim,
         key_start=spec.latent_dim,
     )
+    growth = spec.query_growth
+    grow = (
+        GrowQueries(growth=growth, num_heads=spec.num_heads, head_dim=rope.head_dim)
+        if growth
+        else None
+    )
     write = KVWrite(
         layer=layer,
         group=group,
@@ -70,4 +85,4 @@ def latent_attention_ops(
         v_width=0,
         has_values=False,
     )
-    return [project, rope, write, attend, out]
+    return [project, rope, write, *([grow] if grow else []), attend, out]

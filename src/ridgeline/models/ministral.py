@@ -40,21 +40,27 @@ def build(config: ConfigReader) -> ModelSpec:
     )
 
 
+def read_growth(config: ConfigReader, max_position: int) -> QueryGrowth | None:
+    """How queries grow, from what stands beside the scaling of rope."""
+    section = rope_section(config)
+    section.ignore("max_position_embeddings")  # the config's own
+    rate = section.number("llama_4_scaling_beta", minimum=0.0, maximum=1e3, default=0.0)
+    length = section.integer("original_max_position_embeddings", default=max_position)
+    return QueryGrowth(rate=rate, length=length) if rate else None
+
+
 def build_3(config: ConfigReader) -> ModelSpec:
     """``llama_4_scaling_beta`` stands beside the scaling of rope, and counts in its length."""
     sizes = read_sizes(config, max_position=262_144)
     heads = read_heads(config, sizes.hidden_size, head_dim=128)
-    section = rope_section(config)
-    section.ignore("max_position_embeddings")  # the config's own
+    growth = read_growth(config, sizes.max_position)
     rope = read_rope(
         config, head_dim=heads.head_dim, max_position=sizes.max_position, theta=1_000_000.0
     )
-    rate = section.number("llama_4_scaling_beta", minimum=0.0, maximum=1e3, default=0.0)
-    length = section.integer("original_max_position_embeddings", default=sizes.max_position)
     attention = replace(
         heads.attention(rope),
         window=config.optional_integer("sliding_window", default=None),
-        query_growth=QueryGrowth(rate=rate, length=length) if rate else None,
+        query_growth=growth,
     )
     return pre_norm_decoder(
         config,

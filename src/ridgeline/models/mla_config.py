@@ -21,11 +21,15 @@ def read_mla(
     max_position: int,
     query_rank: int | None,
     interleaved: bool,
+    of_whole_head: bool = False,
 ) -> MLASpec:
     """The attention of all layers; ``query_rank`` is the family's default.
 
+    ``of_whole_head``: ``partial_rotary_factor`` says the rotated part of a head once more.
+
     Raises:
-        UnsupportedModelError: ``num_key_value_heads`` is not the number of heads.
+        UnsupportedModelError: ``num_key_value_heads`` is not the number of heads, or another part
+            of each head is to be rotated than ``qk_rope_head_dim``.
     """
     num_heads = config.integer("num_attention_heads", maximum=2**14)
     config.refuse("num_key_value_heads", unless=(num_heads,))
@@ -35,7 +39,15 @@ def read_mla(
         raise UnsupportedModelError(f"config.json gives an odd qk_rope_head_dim, {rope_dim}.")
     for name in ("head_dim", "qk_head_dim"):  # transformers writes what follows from the others
         config.ignore(name)
-    rope = read_rope(config, head_dim=rope_dim, max_position=max_position)
+    part = rope_dim / (nope_dim + rope_dim)
+    if of_whole_head:
+        rope_section(config).refuse("partial_rotary_factor", unless=(part,))
+    rope = read_rope(
+        config,
+        head_dim=nope_dim + rope_dim if of_whole_head else rope_dim,
+        max_position=max_position,
+        partial=part if of_whole_head else None,
+    )
     bias = config.boolean("attention_bias", default=False)
     return MLASpec(
         num_heads=num_heads,

@@ -1,11 +1,12 @@
 """Config fields and tensor names of mixtures of experts that families share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.spec import GroupScore, MLPSpec, MoESpec, RoutingSpec
 from ridgeline.models.config import ConfigReader
-from ridgeline.models.tensor_names import layer_tensors
+from ridgeline.models.family import TensorSource
+from ridgeline.models.tensor_names import fused_tensors, layer_tensors
 
 _MAX_EXPERTS = 2**14
 _MAX_WIDTH = 2**22
@@ -120,3 +121,14 @@ DEEPSEEK_MOE_TENSORS = layer_tensors(
         **{f"shared.{name}": f"mlp.shared_experts.{of}" for name, of in _PROJECTIONS.items()},
     }
 )
+# Where the experts of a layer are one tensor, gates above the rest.
+STACKED_FUSED: Mapping[str, tuple[str, ...]] = {
+    "model.layers.{i}.mlp.experts.gate_up_proj": (
+        "layers.{i}.experts.gate",
+        "layers.{i}.experts.up",
+    )
+}
+STACKED_TENSORS = {
+    **fused_tensors(STACKED_FUSED),
+    "layers.{i}.experts.down": TensorSource(name="model.layers.{i}.mlp.experts.down_proj"),
+}

@@ -1,35 +1,32 @@
-"""Nemotron-4 and Minitron (NVIDIA 2024, arXiv 2402.16819): LayerNorm plus one, squared ReLU."""
+"""Nemotron-4 and Minitron (NVIDIA 2024, arXiv 2402.16819): LayerNorm plus one, squared ReLU.
+
+Jais 2 (Inception 2025) is the same with plain LayerNorms, whole heads rotated, and biases.
+"""
 
 from dataclasses import replace
 
-from ridgeline.core.spec import MLPSpec, ModelSpec
+from ridgeline.core.spec import ModelSpec
+from ridgeline.models.arcee import squared_relu_decoder
 from ridgeline.models.config import ConfigReader
-from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
-from ridgeline.models.fields import read_activation, read_heads, read_layer_norm, read_sizes
-from ridgeline.models.rope_config import read_rope
+from ridgeline.models.fields import read_layer_norm
 from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS, NORM_BIASES
 
 
 def build(config: ConfigReader) -> ModelSpec:
-    """Half of each head is rotated, the feed-forward has no gate, norms are stored minus one."""
-    sizes = read_sizes(config, max_position=4096)
-    heads = read_heads(config, sizes.hidden_size)
-    bias = config.boolean("attention_bias", default=False)
-    rope = read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position, partial=0.5)
-    mlp = MLPSpec(
-        width=sizes.mlp_width,
-        activation=read_activation(config, "hidden_act", default="relu2"),
-        gated=False,
-        bias=config.boolean("mlp_bias", default=False),
+    """Half of each head is rotated, norms are stored minus one."""
+    norm = replace(read_layer_norm(config, "norm_eps", bias=True), unit_offset=True)
+    return squared_relu_decoder(
+        config, model_type="nemotron", norm=norm, max_position=4096, partial=0.5
     )
-    return pre_norm_decoder(
-        config,
-        model_type="nemotron",
-        sizes=sizes,
-        attention=[replace(heads.attention(rope), qkv_bias=bias, out_bias=bias)] * sizes.num_layers,
-        mlps=[mlp] * sizes.num_layers,
-        norm=replace(read_layer_norm(config, "norm_eps", bias=True), unit_offset=True),
+
+
+def build_jais2(config: ConfigReader) -> ModelSpec:
+    """Biases unless the config says that there are none."""
+    config.ignore("rms_norm_eps")  # there is no such norm
+    norm = read_layer_norm(config, "layer_norm_eps", bias=True)
+    return squared_relu_decoder(
+        config, model_type="jais2", norm=norm, max_position=8192, biased=True
     )
 
 
@@ -40,3 +37,4 @@ FAMILY = Family(
     ignored=LLAMA_IGNORED,
     computes=frozenset({"partial_rotary_factor"}),
 )
+JAIS_2 = replace(FAMILY, model_type="jais2", build=build_jais2, computes=frozenset())

@@ -8,6 +8,7 @@ from ridgeline.core.errors import SettingsError, UnsupportedModelError
 from ridgeline.core.formats import FLOAT32, float_format
 from ridgeline.core.parts import load_part, part_names
 from ridgeline.core.spec import ModelSpec
+from ridgeline.core.spelling import suggestion
 from ridgeline.models import (
     arcee,
     bamba,
@@ -22,6 +23,7 @@ from ridgeline.models import (
     ernie4_5,
     ernie4_5_moe,
     exaone4,
+    exaone_moe,
     falcon_h1,
     gemma,
     gemma2,
@@ -34,6 +36,7 @@ from ridgeline.models import (
     gpt2,
     gpt_oss,
     granite,
+    granite_swa,
     granitemoe,
     granitemoehybrid,
     hunyuan,
@@ -42,9 +45,11 @@ from ridgeline.models import (
     lfm2_moe,
     llama,
     mamba2,
+    mellum,
     minimax_m2,
     ministral,
     mistral,
+    mistral4,
     mixtral,
     modernbert,
     nemotron,
@@ -116,10 +121,12 @@ def describe(
     family: Family | None = _FAMILIES.get(model_type) or load_part("model_families", model_type)
     if family is None:
         lacking = lacking_for(model_type, reader)
-        why = "" if lacking is None else f": it needs {lacking}, which Ridgeline lacks"
+        end = suggestion(model_type, model_types())
+        if lacking is not None:
+            end = f": it needs {lacking}, which Ridgeline lacks."
         raise UnsupportedModelError(
-            f"model_type {show(model_type)} is not supported{why}; supported are "
-            f"{', '.join(model_types())}."
+            f"model_type {show(model_type)} is not supported{end} `ridgeline collect-env` lists "
+            "those that are."
         )
     refuse_unsupported(reader, computed=family.computes)
     quantization = _quantization(reader)
@@ -189,9 +196,11 @@ for _family in (
     ernie4_5.FAMILY,
     ernie4_5_moe.FAMILY,
     exaone4.FAMILY,
+    exaone_moe.FAMILY,
     falcon_h1.FAMILY,
     gemma.FAMILY,
     gemma2.FAMILY,
+    gemma2.VAULT_GEMMA,
     gemma3_text.FAMILY,
     gemma3_text.FAMILY_WITH_VISION,
     gemma4.FAMILY,
@@ -199,10 +208,14 @@ for _family in (
     glm.FAMILY,
     glm4.FAMILY,
     glm4_moe.FAMILY,
+    glm4_moe.SOLAR_OPEN,
     glm4_moe_lite.FAMILY,
     gpt2.FAMILY,
     gpt_oss.FAMILY,
     granite.FAMILY,
+    granite.HYPERCLOVAX,
+    granite_swa.FAMILY,
+    granite_swa.FAMILY_MOE,
     granitemoe.FAMILY,
     granitemoe.WITH_SHARED_EXPERT,
     granitemoehybrid.FAMILY,
@@ -212,16 +225,20 @@ for _family in (
     lfm2.FAMILY,
     lfm2_moe.FAMILY,
     llama.FAMILY,
+    llama.HELIUM,
     llama.INTERNLM_3,
     llama.IQUEST_CODER,
     minimax_m2.FAMILY,
     ministral.FAMILY,
     ministral.FAMILY_3,
     mistral.FAMILY,
+    mistral4.FAMILY,
     mixtral.FAMILY,
     modernbert.FAMILY,
     mamba2.FAMILY,
+    mellum.FAMILY,
     nemotron.FAMILY,
+    nemotron.JAIS_2,
     nemotron_h.FAMILY,
     olmo.FAMILY,
     olmo2.FAMILY,

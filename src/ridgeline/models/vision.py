@@ -4,16 +4,16 @@ Text has one position in all three of Qwen-VL's axes, so its multi-axis rope is 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.spec import ModelSpec
-from ridgeline.models import ministral, mistral, qwen2, qwen3, qwen3_moe
+from ridgeline.models import ministral, mistral, mistral4, qwen2, qwen3, qwen3_moe
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import Family, TensorSource
 from ridgeline.models.known_keys import refuse_unsupported
-from ridgeline.models.tensor_names import fused_tensors
+from ridgeline.models.moe_config import STACKED_FUSED, STACKED_TENSORS
 
 _KEYS = (
     "boi_token_index", "eoi_token_index", "image_token_id", "image_token_index",
@@ -41,14 +41,33 @@ def beside_vision(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource
     The first name is that of Llava's layout, the second what transformers calls its modules, and
     PEFT what it adapts; early Qwen models have neither prefix.
     """
-    return {
-        name: replace(
-            source,
-            name=f"language_model.{source.name}",
-            other_names=(source.name.replace("model.", "model.language_model.", 1), source.name),
-        )
-        for name, source in tensors.items()
-    }
+
+    def beside(source: TensorSource) -> TensorSource:
+        first, *others = (
+            place
+            for name in (source.name, *source.other_names)
+            for place in (
+                f"language_model.{name}", name.replace("model.", "model.language_model.", 1), name
+            )
+        )  # fmt: skip
+        return replace(source, name=first, other_names=tuple(others))
+
+    return {name: beside(source) for name, source in tensors.items()}
+
+
+def _together(families: Iterable[Family]) -> dict[str, TensorSource]:
+    """The tensors of several families, where names that differ stand for each other."""
+    sources: dict[str, TensorSource] = {}
+    for family in families:
+        for name, source in family.tensors.items():
+            known = sources.setdefault(name, source)
+            more = [
+                each
+                for each in (source.name, *source.other_names)
+                if each not in (known.name, *known.other_names)
+            ]
+            sources[name] = replace(known, other_names=(*known.other_names, *more))
+    return sources
 
 
 def _text_model(
@@ -86,8 +105,10 @@ def _text_model(
         return replace(spec, tie_embeddings=tied)
 
     first = next(iter(texts.values()))
-    fused = fused or first.fused
-    names = beside_vision({**first.tensors, **(tensors or {})})
+    fused = fused or {
+        tensor: parts for each in texts.values() for tensor, parts in each.fused.items()
+    }
+    names = beside_vision({**_together(texts.values()), **(tensors or {})})
     return Family(
         model_type=model_type,
         build=build,
@@ -111,14 +132,9 @@ _MISTRAL = {
     "sliding_window": None,
     "vocab_size": 131_072,
 }
-_EXPERTS = "model.layers.{i}.mlp.experts"
-_GATE_UP = {f"{_EXPERTS}.gate_up_proj": ("layers.{i}.experts.gate", "layers.{i}.experts.up")}
 _STACKED = {
     name: replace(source, transpose=True, either_way=True)
-    for name, source in {
-        **fused_tensors(_GATE_UP),
-        "layers.{i}.experts.down": TensorSource(name=f"{_EXPERTS}.down_proj"),
-    }.items()
+    for name, source in STACKED_TENSORS.items()
 }
 MISTRAL_3 = _text_model(
     "mistral3",
@@ -126,6 +142,7 @@ MISTRAL_3 = _text_model(
         "mistral": mistral.FAMILY,
         "ministral": ministral.FAMILY,
         "ministral3": ministral.FAMILY_3,
+        "mistral4": mistral4.FAMILY,
     },
     defaults=_MISTRAL,
 )
@@ -137,5 +154,5 @@ QWEN_3_VL_MOE = _text_model(
     {"qwen3_vl_moe_text": qwen3_moe.FAMILY},
     defaults=_QWEN_3 | {"norm_topk_prob": True},
     tensors=_STACKED,
-    fused=_GATE_UP,
+    fused=STACKED_FUSED,
 )
