@@ -188,7 +188,7 @@ class _Replica:
             try:
                 await self.start()
                 wait_s = _FIRST_WAIT_S
-            except EngineError as error:
+            except (EngineError, OSError) as error:  # of the system: no memory, no files
                 _log.error("A replica cannot be started: %s", error)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
