@@ -120,6 +120,7 @@ CASES = [
     ("draft", "cpu", "hot, top-p", "roomy"),
     ("combined", "cpu", "cold, top-k", "tight"),
     ("ngram", "reference", "plain", "roomy"),
+    ("exit", "cpu", "plain", "roomy"),
 ]
 
 
