@@ -341,7 +341,7 @@ def test_dummy_weights_from_a_shape_preset():
 
 
 def test_a_shape_preset_has_no_weights_of_its_own():
-    with pytest.raises(ModelNotFoundError, match="load_format dummy"):
+    with pytest.raises(ModelNotFoundError, match="load-format dummy"):
         LLM("qwen2.5-0.5b")
 
 

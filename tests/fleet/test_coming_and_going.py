@@ -102,16 +102,18 @@ def test_engines_come_and_go_under_load_and_nothing_is_lost(tmp_path, key_file):
 
         running = [threads.submit(ask, name) for name in CASES]
         moved = []
-        for drain_s in (30.0, 0.0):
-            leaving, engine = engines[-1], router.engines[1]
-            coming = start()
-            coming.wait_ready()
-            assert thread.call(router.add_engine(coming.url)).is_up
-            thread.call(router.retire(engine, drain_s=drain_s))
-            assert not engine.attempts
-            leaving.close()  # SIGKILL
-            moved.append(router.continuations._value.get())
-        is_over.set()
+        try:
+            for drain_s in (30.0, 0.0):
+                leaving, engine = engines[-1], router.engines[1]
+                coming = start()
+                coming.wait_ready()
+                assert thread.call(router.add_engine(coming.url)).is_up
+                thread.call(router.retire(engine, drain_s=drain_s))
+                assert not engine.attempts
+                leaving.close()  # SIGKILL
+                moved.append(router.continuations._value.get())
+        finally:
+            is_over.set()
         answers = [each.result() for each in running]
         names = [each.name for each in router.engines]
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).is_success
