@@ -127,7 +127,7 @@ def measure(name: str, model: LayeredModel, scratch: Path, arguments: argparse.N
     texts = heldout_texts("code")[:TEXTS]
     documents = encode_documents(model.loaded.tokenizer, texts, max_tokens=TEXT_TOKENS)
     exact = list(model.log_probabilities(documents))
-    base = Recipe(num_windows=arguments.windows, window_tokens=384, export_only=True)
+    base = Recipe(num_windows=arguments.windows, window_tokens=384)
 
     def kl(label: str, recipe: Recipe, text: CalibrationText | None, nearest: float) -> float:
         out, begin_s = scratch / "out", time.process_time()

@@ -35,7 +35,7 @@ def ours(work: Path) -> None:
     from ridgeline.weights import expanded
 
     model = LayeredModel.open(None)
-    recipe = Recipe(num_windows=WINDOWS, window_tokens=WINDOW_TOKENS, export_only=True)
+    recipe = Recipe(num_windows=WINDOWS, window_tokens=WINDOW_TOKENS)
     text = calibration_text("embedded", model.loaded, recipe)
     work.mkdir(parents=True, exist_ok=True)
     (work / "tokens.json").write_text(json.dumps(text.windows))

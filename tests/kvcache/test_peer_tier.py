@@ -176,6 +176,29 @@ def test_a_peer_that_fails_costs_its_bound_once_and_comes_back(monkeypatch, faul
         process.kill()
 
 
+def test_a_peer_that_is_silent_costs_nothing_of_what_others_have():
+    process = PeerProcess(3)
+    try:
+        with (
+            serving(*range(6)) as other,
+            tier_of(process.address[1], other.port) as tier,
+        ):
+            process.pause()
+            assert found(tier, *range(6)) == set(keys_of(*range(6)))
+            assert tier.num_absent == 1
+    finally:
+        process.resume()
+        process.kill()
+
+
+def test_a_round_that_the_rounds_before_left_little_time_loses_no_peer(monkeypatch):
+    monkeypatch.setattr(peer, "_LOAD_S", 1e-4)
+    monkeypatch.setattr(peer, "_LEAST_BYTES_PER_S", 1e6)
+    with serving(1, size=20_000_000) as server, tier_of(server.port) as tier:
+        assert found(tier, 1) == set(keys_of(1))
+        assert tier.num_absent == 0
+
+
 @contextmanager
 def liar(answer):
     """A peer that has the key and answers each question by ``answer(question)``."""
@@ -305,6 +328,38 @@ def test_a_prefix_of_one_engine_is_loaded_by_another_and_kept_there(monkeypatch)
     evict_all(schedulers[1])
     assert ask(schedulers[1], executors[1], 0, range(41), max_tokens=1) == (1, output)
     schedulers[1].close()
+
+
+def test_peers_are_not_asked_for_what_this_engine_has(monkeypatch):
+    clock = Clock()
+    with serving(*range(3)) as server, tier_of(server.port, clock=clock) as tier:
+        executor = FakeExecutor()
+        scheduler = make_with_tiers(executor, [RamTier(10**6), tier], num_blocks=(64,))
+        ask(scheduler, executor, 0, range(41), max_tokens=1)
+        run_saves(scheduler)
+        evict_all(scheduler)
+        clock.now += 10
+        asked = []
+        monkeypatch.setattr(tier, "look", asked.extend)
+        assert ask(scheduler, executor, 0, range(41), max_tokens=1)[0] == 1
+        assert asked == []
+        scheduler.close()
+
+
+def test_no_door_stays_open_where_another_tier_cannot_be_made(model_folder, tmp_path):
+    key, port = tmp_path / "key", free_port()
+    key.touch(mode=0o600)
+    key.write_bytes(KEY)
+    settings = {
+        "kv_peer_address": f"127.0.0.1:{port}",
+        "kv_ram_tier_bytes": 2**20,
+        "kv_peer_key_file": str(key),
+        "kv_redis_url": "http://127.0.0.1:1",
+    }
+    with pytest.raises(SettingsError, match="no URL of a Redis server"):
+        LLM(str(model_folder), **settings)
+    with serving(1, port=port):
+        pass
 
 
 def test_an_engine_reads_the_prefix_of_another_and_another_dtype_does_not(model_folder, tmp_path):

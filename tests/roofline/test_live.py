@@ -14,6 +14,7 @@ from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel, decode_batch, pass_work, prefill_batch
+from ridgeline.roofline.account import account
 from ridgeline.roofline.calibration import calibrate
 from ridgeline.roofline.explain import product_peak
 from ridgeline.roofline.history import past_errors, read, record
@@ -95,6 +96,24 @@ def test_steps_of_a_replay_read_the_same_weights_again():
     result = StepResult(step_id=1, passes=((outcome,),))
     watch.observe(plan, result, measured_s=2 * 16 * size / 60e9)
     assert watch.report().decode.mbu == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(("planned", "ran"), [(16, 2), (2, 2)], ids=["ended early", "whole"])
+def test_a_replay_reads_as_often_as_it_ran(planned, ran):
+    size = pass_work(MODEL, decode_batch(1, 108)).num_bytes
+    plan = StepPlan(step_id=1, passes=(Pass(segments=(segment(0, 99, 1),), num_steps=planned),))
+    result = StepResult(step_id=1, passes=((SegmentResult(token_ids=(1,) * ran),),))
+    assert account(MODELS, plan, result).bytes_at_once == pytest.approx(size, rel=1e-3)
+
+
+def test_drafts_of_several_steps_make_no_pass_of_the_target_smaller():
+    models = dict.fromkeys(ModelRole, MODEL)
+    drafts = Pass(segments=(segment(0, 99, 1),), role=ModelRole.DRAFT, num_steps=4)
+    plan = StepPlan(step_id=1, passes=(drafts, Pass(segments=(segment(0, 99, 1),))))
+    outcomes = (SegmentResult(token_ids=(1,) * 4),), (SegmentResult(token_ids=(1,)),)
+    size = pass_work(MODEL, decode_batch(1, 100)).num_bytes
+    done = account(models, plan, StepResult(step_id=1, passes=outcomes))
+    assert done.bytes_at_once == pytest.approx(2 * size, rel=1e-2)
 
 
 def test_products_of_codes_are_a_share_of_the_peak_of_codes():

@@ -82,10 +82,8 @@ class Channel(Generic[Received]):
         view, done = memoryview(data), 0
         while done < size:
             try:
-                if until_s is not None:
-                    if time.monotonic() > until_s:
-                        return None
-                    self._set_limit(until_s)
+                if until_s is not None:  # once it is over, only what is here
+                    self._stream.settimeout(max(0.0, until_s - time.monotonic()))
                 count = self._stream.recv_into(view[done:])
             except OSError:
                 return None

@@ -35,7 +35,12 @@ def read_address(text: str) -> Address:
     host, colon, port = text.rpartition(":")
     if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
         raise SettingsError(f"{text!r} is no address: expected HOST:PORT.")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        host.encode("idna")  # as connecting will
+    except UnicodeError:
+        raise SettingsError(f"{text!r} is no address: {host!r} is no name of a host.") from None
+    return host, int(port)
 
 
 class Door:

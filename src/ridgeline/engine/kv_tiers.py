@@ -48,8 +48,7 @@ def make_transfers(
                 folder, config.kv_disk_tier_bytes, ttl_s=config.kv_ttl_s, encryption=encryption
             )
         )
-    if config.kv_peer_key_file is not None:
-        tiers.append(_peer_tier(config, ram, digest, encryption))
+    first_of_servers = len(tiers)
     if config.kv_redis_url is not None:
         tiers.append(
             RedisTier(
@@ -60,6 +59,8 @@ def make_transfers(
                 encryption=encryption,
             )
         )
+    if config.kv_peer_key_file is not None:  # made last, since it listens: others may fail
+        tiers.insert(first_of_servers, _peer_tier(config, ram, digest, encryption))
     if not tiers:
         return None
     return lambda cache: Transfers(cache, tiers, executor)

@@ -71,7 +71,8 @@ class Router(Collector):
         """Ask every engine how it is, and go on asking."""
         await asyncio.gather(*(self._probe(each) for each in self.engines))
         for each in self.engines:
-            self._probing[each] = asyncio.create_task(self._keep_probing(each))
+            if each not in self._probing:
+                self._probing[each] = asyncio.create_task(self._keep_probing(each))
         self._watching = asyncio.create_task(self._end_silent())
 
     async def close(self) -> None:
@@ -91,8 +92,8 @@ class Router(Collector):
         """
         engine = self._new_engine(url)
         self.engines = [*self.engines, engine]
-        await self._probe(engine)
         self._probing[engine] = asyncio.create_task(self._keep_probing(engine))
+        await self._probe(engine)
         return engine
 
     async def retire(self, engine: RoutedEngine, *, drain_s: float | None = None) -> None:

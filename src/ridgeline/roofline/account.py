@@ -24,9 +24,11 @@ from ridgeline.roofline.price import (
 class StepAccount:
     """What a step did. ``cost`` is that of what was computed; ``useful_flops`` leave out rejected
     drafts and draft models. ``drafted`` and ``accepted`` count tokens, ``yielded`` those that
-    requests got."""
+    requests got. ``bytes_at_once`` are what one run of each pass reads, of those that are run again
+    and again."""
 
     cost: StepCost
+    bytes_at_once: float
     useful_flops: Mapping[Phase, float]
     drafted: int
     accepted: int
@@ -48,6 +50,7 @@ def account(
     """
     costs, useful, target = list[StepCost](), dict.fromkeys(Phase, 0.0), list[Pass]()
     drafted = accepted = yielded = 0
+    at_once = 0.0
     for a_pass, outcomes in zip(plan.passes, result.passes, strict=True):
         model = models[a_pass.role]
         ran = [
@@ -64,6 +67,7 @@ def account(
         run = replace(a_pass, segments=tuple(segments), num_steps=steps)
         cost = price_segments(model, run, segments, adapters)
         costs.append(cost)
+        at_once += cost.work.num_bytes / steps
         if a_pass.role is not ModelRole.TARGET:
             continue
         target.append(run)
@@ -73,11 +77,18 @@ def account(
         drafted += sum(segment.num_drafts for segment in segments)
         accepted += sum(len(outcome.accepted) for _, outcome in ran)
         yielded += sum(len(outcome.token_ids) for _, outcome in ran)
-    cost = add_costs(costs)
+    priced = cost = add_costs(costs)
     if result.experts_read is not None:
         cost = _with_experts(models[ModelRole.TARGET], target, cost, result.experts_read)
+    if at_once:
+        at_once *= cost.work.num_bytes / priced.work.num_bytes
     return StepAccount(
-        cost=cost, useful_flops=useful, drafted=drafted, accepted=accepted, yielded=yielded
+        cost=cost,
+        bytes_at_once=at_once,
+        useful_flops=useful,
+        drafted=drafted,
+        accepted=accepted,
+        yielded=yielded,
     )
 
 

@@ -231,8 +231,7 @@ class Observer:
             totals.useful_flops += done.useful_flops[each]
             totals.moved_bytes += work.num_bytes
             if self._ceilings is not None:
-                of_step = done.cost.work.num_bytes / _repeats(plan)  # read again in the next
-                rate = self._ceilings.bytes_per_s(of_step)
+                rate = self._ceilings.bytes_per_s(done.bytes_at_once)  # read again in the next
                 totals.ceiling_bytes += seconds * rate
             if predicted is not None:
                 totals.predicted_s += share * predicted.seconds

@@ -62,9 +62,11 @@ def download(
         if offline or constants.HF_HUB_OFFLINE:
             folder = _cached(name, revision, need_weights)
             if folder is None:
+                remedy = f"download it with `ridgeline pull {name}`"
+                if constants.HF_HUB_OFFLINE:
+                    remedy = "nothing is downloaded while HF_HUB_OFFLINE is set; unset it"
                 raise ModelNotFoundError(
-                    f"{name} was not downloaded before, or not completely, and nothing is "
-                    f"downloaded here or offline: `ridgeline pull {name}` does that; or give a "
+                    f"{name} was not downloaded before, or not completely: {remedy}, or give a "
                     "folder."
                 )
             accept(folder)

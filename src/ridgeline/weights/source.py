@@ -55,9 +55,9 @@ class CheckpointWeights:
 
     A weight that several ops read, such as a tied head, comes once, and one that is stacked from
     several tensors when its last part has been read. Values are not looked at: NaN passes.
-    ``items``, ``values`` and ``parts`` follow the order of the file and hold no more than one
-    weight, for callers that pack or move each in turn. All raise, at the first step, before any
-    weight is read, unless a file fails later:
+    ``items``, ``values`` and ``parts`` follow the order of the file, the last two with no more than
+    one weight held, for callers that pack or move each in turn. All raise, at the first step,
+    before any weight is read, unless a file fails later:
 
         WeightsMismatchError: tensors are missing, left over or of another shape; names them.
         UnsupportedModelError: a weight has a dtype that is not a plain floating-point one.

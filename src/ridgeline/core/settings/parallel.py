@@ -16,7 +16,7 @@ class ParallelSettings:
         tensor_parallel_size: processes that have a part of each matrix; they share this machine's
             processors, and give the tokens of one process.
         pipeline_parallel_size: stages, each of which has some of the layers and computes another
-            step; each is tensor_parallel_size or expert_parallel_size processes.
+            step; each is as many processes as the larger of the two other sizes.
         expert_parallel_size: processes that have a part of the experts of each layer, and all else
             whole, or as many parts of it as tensor_parallel_size, of which it is a multiple; they
             share this machine's processors, and give the tokens of one process.

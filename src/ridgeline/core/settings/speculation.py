@@ -57,7 +57,7 @@ class SpeculationSettings:
             passes of a draft model and accepts more where tokens are sampled.
         draft_model: a smaller model with the same vocabulary; the embedded model has its own.
         draft_layers: after how many layers of the model its own head guesses, in place of a draft
-            model; exit alone takes a quarter of them.
+            model; without it, exit takes a quarter.
         draft_quantization: what a draft model's matrices are quantized to as they are loaded, none,
             or auto for quantization. Coarser ones cost accepted drafts, and no quality.
     """

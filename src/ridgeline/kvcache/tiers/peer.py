@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.25  # for all peers together to say what they have
 _ROUND_S = 0.25  # for a round, beside its bytes on a wire of `_LEAST_BYTES_PER_S`
 _LEAST_BYTES_PER_S = 16e6
-_LOAD_S = 1.0  # for all rounds of a call
+_LOAD_S = 1.0  # in which the rounds of a call begin
 _ROUND_BYTES = 4 << 20  # asked for at once
 _FIRST_WORD_S = 5.0
 _START_S = 0.5  # for peers that are there when an engine starts
@@ -170,7 +170,8 @@ class PeerTier:
     They are asked all at once, and one that fails, is silent, slow or says what it should not is
     absent: nobody waits for it until it has answered a call, a second later at the earliest, and
     longer each time until an entry is read of it. Requests wait a quarter of a second for an
-    answer, and for entries what those take at 16 MB/s in addition, a second in all. ``server`` is
+    answer, and for entries what those take at 16 MB/s in addition; of a call for several, rounds
+    begin within a second. ``server`` is
     this engine's own, and closed with it; its address may be among the others.
 
     A peer that has the key is believed as far as nothing contradicts it: an entry names its
@@ -235,7 +236,7 @@ class PeerTier:
             byte_s = (now_s - started_s) / done if done else 0.0
             if now_s + size * byte_s > end_s:
                 break
-            until_s = min(end_s, now_s + _ROUND_S + size / _LEAST_BYTES_PER_S)
+            until_s = now_s + _ROUND_S + size / _LEAST_BYTES_PER_S
             if peer.is_absent or not peer.ask(AskEntries(part), until_s):
                 continue
             most_bytes = 2 * size + EMPTY_ENTRY_BYTES * len(part) + EMPTY_ANSWER_BYTES

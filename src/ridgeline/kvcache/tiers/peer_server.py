@@ -90,10 +90,6 @@ class PeerServer:
                 threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
     def _serve(self, stream: socket.socket) -> None:
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE:
-            if (option := getattr(socket, name, None)) is not None:
-                stream.setsockopt(socket.IPPROTO_TCP, option, value)
         with self._changing:
             if len(self._callers) == _MOST_CALLERS:
                 first = next(iter(self._callers))
@@ -104,6 +100,10 @@ class PeerServer:
                 _shut(stream)
         channel: Channel[Question] = Channel(stream, Question)
         try:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE:
+                if (option := getattr(socket, name, None)) is not None:
+                    stream.setsockopt(socket.IPPROTO_TCP, option, value)
             self._talk(channel, stream)
         except (OSError, msgspec.DecodeError) as error:
             _log.debug("An engine that reads KV is let go of: %s", error)

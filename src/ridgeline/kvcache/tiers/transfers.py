@@ -97,10 +97,11 @@ class Transfers:
         """Have the tiers find out what they have after a match, where they are unsure of it."""
         keys = []
         for key, _ in self._keys_after(root_key, match, token_ids):
-            if any(tier.is_unsure(key) for tier in self._tiers):
-                keys.append(key)
-            elif self._level(key) is None:
+            if self._level(key) is not None:
+                continue
+            if not any(tier.is_unsure(key) for tier in self._tiers):
                 break
+            keys.append(key)
         if not keys:
             return None
         look = Look(keys)
