@@ -73,7 +73,7 @@ def test_a_model_is_pulled_listed_shown_and_removed(real, capsys):
 
 def test_what_was_not_downloaded_is_told_how_it_would_be(real, capsys):
     assert main(["show", "owner/nothing"]) == 1
-    assert "here or offline: `ridgeline pull owner/nothing` does that" in capsys.readouterr().err
+    assert "download it with `ridgeline pull owner/nothing`" in capsys.readouterr().err
 
 
 def test_a_second_pull_fetches_nothing(real, capsys):
