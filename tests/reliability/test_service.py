@@ -395,10 +395,11 @@ def drain(server):
     async def load():
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             body = {**LONG, "max_tokens": 1900, "n": 2}
-            tasks = [
-                asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(4)
-            ]
+            tasks = []
             while (await client.get("/load")).json()["num_requests_running"] < 8:
+                if all(task.done() for task in tasks):  # before anybody looked
+                    posts = [client.post("/v1/completions", json=body) for _ in range(4)]
+                    tasks = list(map(asyncio.create_task, posts))
                 await asyncio.sleep(0.005)
             server.process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.05)
