@@ -180,6 +180,7 @@ def test_nothing_is_left_of_an_engine_whose_parent_is_killed(
 @pytest.mark.parametrize("seconds", [0.3, 1.5])
 def test_an_interrupt_at_the_terminal_as_it_starts_is_no_traceback(model_folder, seconds):
     command = [sys.executable, "-m", "ridgeline", "bench", "serve", str(model_folder)]
+    command += ["--num-requests", "100000"]  # it is not through by then
     parent = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
