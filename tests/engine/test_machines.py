@@ -260,8 +260,9 @@ def test_what_machines_cannot_share_is_refused(folder, settings, why):
 
 def test_an_address():
     assert read_address("[::1]:70") == ("::1", 70)
-    with pytest.raises(SettingsError, match="no name of a host"):
-        read_address("a..b:70")
+    for wrong in ("a..b:70", "http://a:70", "a:70,b:70"):
+        with pytest.raises(SettingsError, match="no name of a host"):
+            read_address(wrong)
     for wrong in ("", "a", ":70", "a:", "a:x", "a:70000"):
         with pytest.raises(SettingsError, match="expected HOST:PORT"):
             read_address(wrong)

@@ -251,7 +251,7 @@ def test_what_cannot_be_spread_is_refused_before_a_rank_starts(open_llm):
         open_llm("off", expert_parallel_size=2)
     with pytest.raises(SettingsError, match="5 experts in a layer, fewer than 6 ranks"):
         open_llm("off", pair="experts", expert_parallel_size=6)
-    with pytest.raises(SettingsError, match="is a multiple of tensor_parallel_size"):
+    with pytest.raises(SettingsError, match="must be a multiple of tensor_parallel_size"):
         open_llm("off", pair="experts", expert_parallel_size=3, tensor_parallel_size=2)
     with pytest.raises(SettingsError, match="tensor_parallel_size must be between 1 and 64"):
         EngineConfig(tensor_parallel_size=0)

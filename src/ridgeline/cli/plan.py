@@ -191,8 +191,10 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     for name in ("network_gb_per_s", "network_us"):
         value = getattr(arguments, name)
-        if value is not None and not (arguments.layouts and 0 < value < 1e6):
-            raise InvalidRequestError(f"{_option(name)} is of --layouts, and greater than 0.")
+        if value is not None and not arguments.layouts:
+            raise InvalidRequestError(f"{_option(name)} is of --layouts.")
+        if value is not None and not 0 < value < 1e6:
+            raise InvalidRequestError(f"{_option(name)} must be above 0 and below 1,000,000.")
     if arguments.network_us is not None and arguments.network_gb_per_s is None:
         raise InvalidRequestError("--network-us needs --network-gb-per-s.")
     for name, (others, why) in _EXCLUDED.items():

@@ -38,8 +38,11 @@ def read_address(text: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     try:
         host.encode("idna")  # as connecting will
+        is_name = not set(host) & set("/, ")
     except UnicodeError:
-        raise SettingsError(f"{text!r} is no address: {host!r} is no name of a host.") from None
+        is_name = False
+    if not is_name:
+        raise SettingsError(f"{text!r} is no address: {host!r} is no name of a host.")
     return host, int(port)
 
 

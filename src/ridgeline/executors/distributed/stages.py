@@ -28,8 +28,8 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     expert = config.expert_parallel_size
     if expert > 1 and expert % tensor:
         raise SettingsError(
-            f"expert_parallel_size ({expert}) is a multiple of tensor_parallel_size ({tensor}), "
-            "whose ranks share the experts already; raise it, or leave it out."
+            f"expert_parallel_size ({expert}) must be a multiple of tensor_parallel_size "
+            f"({tensor}), whose ranks share the experts already; raise it, or leave it out."
         )
     if expert > 1:
         check_experts(model.spec, expert)
