@@ -43,10 +43,9 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
     _check_shared_kv(spec)
     if layout.stage_ranks == 1:
         return Shard(spec=spec, ops=lower(spec), rows={})
-    if layout.expert > 1:
-        check_experts(spec, layout.expert)
     of_experts = _Parts(spec, layout.stage_ranks, place)
     if layout.tensor == 1:  # all but the experts are whole
+        check_experts(spec, layout.expert)
         whole = lower(spec)
         own = tuple(of_experts.experts(op) if isinstance(op, ops.MoE) else op for op in whole)
         return Shard(spec=spec, ops=own, rows=of_experts.rows)
