@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ridgeline.cli import examples, peers
+from ridgeline.cli import examples, other_programs
 from ridgeline.cli.main import _BENCHES, COMMANDS, GROUPS, build_parser, main
 from ridgeline.roofline.catalogue import load_catalogue
 
@@ -80,12 +80,12 @@ def test_what_other_programs_call_it_is_answered_with_our_name(words, told, caps
 
 def test_our_names_for_what_others_have_are_there():
     known = build_parser().parse_args(["serve"]).settings_parser._option_string_actions
-    ours = set(peers._OPTIONS.values()) - {"--gguf-type", "--prompt-file"}
+    ours = set(other_programs._OPTIONS.values()) - {"--gguf-type", "--prompt-file"}
     ours -= {"--max-tokens", "--temperature", "--repetition-penalty"}  # of generate
     assert ours <= set(known)
-    assert not peers._OPTIONS.keys() & set(known)
-    assert not peers.COMMANDS.keys() & set(COMMANDS)
-    told = " ".join(peers.COMMANDS.values())
+    assert not other_programs._OPTIONS.keys() & set(known)
+    assert not other_programs.COMMANDS.keys() & set(COMMANDS)
+    told = " ".join(other_programs.COMMANDS.values())
     assert set(re.findall(r"`ridgeline ([a-z]+)", told)) <= set(COMMANDS)
 
 

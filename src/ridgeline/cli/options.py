@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from ridgeline.cli.config_file import Pairs, add_config_option
-from ridgeline.cli.peers import COMMANDS, meant_option
+from ridgeline.cli.other_programs import COMMANDS, meant_option
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.kv_compression import KVCompression

@@ -51,7 +51,7 @@ class Engine:
         if draft is not None:
             models[ModelRole.DRAFT] = draft
         self.executor = create_executor(models, config)
-        has_draft_kv = draft is not None and not draft.is_exit
+        own_draft = None if draft is None or draft.is_exit else draft  # with weights and KV
         layout = self.executor.kv_layout()
         spec = loaded.model.spec
         resolved = resolve(
@@ -62,9 +62,9 @@ class Engine:
             block_bytes=layout.block_bytes,
             free_bytes=available_memory_bytes(),
             kv_bytes=self.executor.kv_budget_bytes(config.max_num_batched_tokens),
-            draft_spec=draft.spec if has_draft_kv and draft is not None else None,
+            draft_spec=None if own_draft is None else own_draft.spec,
             draft_block_bytes=(
-                self.executor.kv_layout(ModelRole.DRAFT).block_bytes if has_draft_kv else ()
+                () if own_draft is None else self.executor.kv_layout(ModelRole.DRAFT).block_bytes
             ),
         )
         if config.max_model_len is None and resolved.max_model_len < spec.max_position:

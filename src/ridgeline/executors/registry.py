@@ -1,6 +1,7 @@
 """Executors by name. What one of them needs is imported when it is made."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import cast
 
@@ -160,12 +161,15 @@ def _check_exit(models: Models, config: EngineConfig, traits: ExecutorTraits) ->
         "expert_parallel_size": config.expert_parallel_size > 1,
         "workers": config.workers > 0,
     }
-    for name, is_set in lacking.items():
-        if is_set:
-            raise SettingsError(
-                f"{name} does not draft with the first layers of the model itself; take another "
-                "speculation than exit, and leave draft_layers out."
-            )
+    if name := _first_set(lacking):
+        raise SettingsError(
+            f"{name} does not draft with the first layers of the model itself; take another "
+            "speculation than exit, and leave draft_layers out."
+        )
+
+
+def _first_set(lacking: Mapping[str, bool]) -> str | None:
+    return next((name for name, is_set in lacking.items() if is_set), None)
 
 
 def _check_caches(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:
@@ -195,9 +199,8 @@ def _check_caches(models: Models, config: EngineConfig, traits: ExecutorTraits) 
             "tensor_parallel_size": config.tensor_parallel_size > 1,
             **{name: bool(getattr(config, name)) for name in SHARED_TIERS},
         }
-        for name, is_set in lacking.items():
-            if is_set:
-                raise SettingsError(
-                    f"{name} does not work with models of the family {family}, which keep states "
-                    "of their sequences beside KV."
-                )
+        if name := _first_set(lacking):
+            raise SettingsError(
+                f"{name} does not work with models of the family {family}, which keep states "
+                "of their sequences beside KV."
+            )

@@ -270,8 +270,6 @@ class PeerTier:
             name="peers",
             num_entries=len(sizes),
             num_bytes=sum(sizes),
-            capacity_bytes=0,
-            num_evicted=0,
             num_failures=self._num_failures,
         )
 

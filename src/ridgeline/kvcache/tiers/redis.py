@@ -150,8 +150,6 @@ class RedisTier:
             name="redis",
             num_entries=len(sizes),
             num_bytes=sum(sizes),
-            capacity_bytes=0,
-            num_evicted=0,
             num_failures=self._num_failures,
         )
 

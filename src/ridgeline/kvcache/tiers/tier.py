@@ -9,13 +9,16 @@ from ridgeline.kvcache.tiers.entry import Entry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierUsage:
-    """What is kept, and what happened since the start. ``num_failures``: damaged, or I/O errors."""
+    """What is kept, and what happened since the start. ``num_failures``: damaged, or I/O errors.
+
+    Tiers elsewhere have no capacity of their own, and evict without telling.
+    """
 
     name: str
     num_entries: int
     num_bytes: int
-    capacity_bytes: int
-    num_evicted: int
+    capacity_bytes: int = 0
+    num_evicted: int = 0
     num_failures: int
 
 
