@@ -3,6 +3,7 @@
     python -m benchmarks.speculation replay    # 1B shape: recorded acceptance, every pass runs
     python -m benchmarks.speculation adaptive  # embedded pair: against off, and fixed lengths
     python -m benchmarks.speculation pair      # any pair of models, real acceptance
+    python -m benchmarks.speculation exits     # each exit of the embedded model, against off
     python -m benchmarks.speculation record    # writes src/ridgeline/bench/ladder/texts.jsonl
 
 Ratios come with the 95 % interval of their mean over rounds, in each of which every contender runs
@@ -219,6 +220,50 @@ def pair(options: argparse.Namespace) -> None:
                         say(**case, speed_up=speed_up, interval=interval)
 
 
+def exits(options: argparse.Namespace) -> None:
+    """Drafts of the first layers of a model, one text at a time, against none."""
+    settings = {"max_model_len": 512, "enable_prefix_caching": False, "max_num_seqs": 1}
+    texts = prompts("continue", options.texts)
+    with LLM(options.model, **settings) as off:
+        for layers in map(int, options.layers.split(",")):
+            exit_ = {
+                "speculation": "exit",
+                "draft_layers": layers,
+                "num_speculative_tokens": options.length,
+            }
+            with LLM(options.model, **settings, **exit_) as on:
+                for temperature in (1.0, 0.7, 0.0):
+                    params = [
+                        SamplingParams(
+                            temperature=temperature,
+                            seed=seed,
+                            max_tokens=options.tokens,
+                            ignore_eos=True,
+                        )
+                        for seed in range(len(texts))
+                    ]
+                    times = _rounds({"off": off, "on": on}, texts, params, options.rounds)
+                    ratios = [a / b for a, b in zip(times["off"], times["on"], strict=True)]
+                    speed_up, interval = mean_interval(ratios)
+                    _, outputs = run(on, texts, params, "counted")
+                    accepted = acceptance(outputs)
+                    say(
+                        draft_layers=layers,
+                        temperature=temperature,
+                        tokens_per_verification=_tokens_per_verification(outputs),
+                        first_accepted=accepted[0],
+                        speed_up=speed_up,
+                        interval=interval,
+                    )
+
+
+def _tokens_per_verification(outputs: Sequence[RequestOutput]) -> float:
+    """Each verification of drafts yields what it accepts, and one token more."""
+    samples = [output.outputs[0] for output in outputs]
+    verified = sum(sample.num_drafted[0] for sample in samples)
+    return 1 + sum(sum(sample.num_accepted) for sample in samples) / verified
+
+
 def adaptive(options: argparse.Namespace) -> None:
     """What adaptive speculation costs where nothing pays, and what it misses of the best length.
 
@@ -358,6 +403,14 @@ def main() -> None:
     one.add_argument("--rounds", type=int, default=20)
     one.add_argument("--tokens", type=int, default=96)
     one.set_defaults(run=pair)
+    one = modes.add_parser("exits")
+    one.add_argument("model", nargs="?")
+    one.add_argument("--layers", default="1,2,3,4")
+    one.add_argument("--length", type=int, default=4)
+    one.add_argument("--texts", type=int, default=8)
+    one.add_argument("--rounds", type=int, default=5)
+    one.add_argument("--tokens", type=int, default=96)
+    one.set_defaults(run=exits)
     one = modes.add_parser("record")
     one.set_defaults(run=lambda _: write_texts(record()))
     options = parser.parse_args()

@@ -125,7 +125,7 @@ def test_a_rank_has_its_part_of_the_matrices_and_fewer_experts():
 
 def test_experts_on_fewer_ranks_than_the_matrices_are_refused():
     config = EngineConfig(tensor_parallel_size=4, expert_parallel_size=2)
-    with pytest.raises(SettingsError, match=r"expert_parallel_size \(2\) is a multiple of"):
+    with pytest.raises(SettingsError, match=r"expert_parallel_size \(2\) must be a multiple"):
         layout_of(_model(EXPERTS), config, "cpu")
     config = EngineConfig(tensor_parallel_size=2, expert_parallel_size=4)
     with pytest.raises(SettingsError, match="no experts; lower expert_parallel_size"):
