@@ -8,11 +8,19 @@ import re
 
 import pytest
 from tests.fleet.conftest import KEY
-from tests.fleet.reading import read
+from tests.fleet.reading import read, without_identity
 from tests.server.running import running
 
 from ridgeline.fleet.stream_log import StreamLog
-from ridgeline.server.continuation import MARK, ROUTER_KEY, STATE_BYTES, STREAM_SEED, router_token
+from ridgeline.server.continuation import (
+    HAND_OVER,
+    HANDED_OVER,
+    MARK,
+    ROUTER_KEY,
+    STATE_BYTES,
+    STREAM_SEED,
+    router_token,
+)
 from ridgeline.server.replies import encode
 
 HEADERS = {ROUTER_KEY: router_token(KEY), STREAM_SEED: b"7", b"content-type": b"application/json"}
@@ -91,6 +99,31 @@ def test_after_any_event(http, name):
         assert read(given + shown(rest)) == expected
 
 
+@pytest.mark.parametrize("name", ASKED)
+def test_a_stream_is_handed_over_once_every_output_has_begun(http, name):
+    path, fields = ASKED[name]
+    body = json.dumps(fields | {"stream": True}).encode()
+    expected = without_identity(read(shown(events(http, path, body))))
+    begun = b"".join(events(http, path, body, HEADERS | {HAND_OVER: b"1"}))
+    assert begun.endswith(HANDED_OVER)
+    log = StreamLog()
+    given = log.take(begun)
+    assert log.is_handed_over
+    assert HANDED_OVER not in given
+    assert not log.is_done
+    tokens = [len(choice.token_ids) for choice in log.state().choices.values()]
+    assert any(count < fields["max_tokens"] for count in tokens)
+    state = encode(log.state())
+    rest = events(http, path, state + body, HEADERS | {STATE_BYTES: str(len(state)).encode()})
+    assert without_identity(read(given + shown(rest))) == expected
+
+
+def test_what_ends_with_its_first_token_is_not_handed_over(http):
+    body = json.dumps({"prompt": "the cat", "max_tokens": 1, "stream": True}).encode()
+    whole = shown(events(http, "/v1/completions", body, HEADERS | {HAND_OVER: b"1"}))
+    assert read(whole)["choices"][0]["finish_reason"] == "length"
+
+
 def test_half_events_are_held_back_and_errors_taken_out():
     log = StreamLog()
     first = MARK + b'0 5\ndata: {"id":"a","created":3,"choices":[{"index":0}]}\n\n'
@@ -122,6 +155,8 @@ def test_the_text_of_an_answer_is_no_mark():
         ({ROUTER_KEY: b"guessed"}, 403),
         (HEADERS | {STATE_BYTES: b"5"}, 400),
         (HEADERS | {STREAM_SEED: b"-1"}, 400),
+        (HEADERS | {HAND_OVER: b"2"}, 400),
+        (HEADERS | {HAND_OVER: b"1", STATE_BYTES: b"5"}, 400),
     ],
 )
 def test_nobody_else_may(http, headers, status):

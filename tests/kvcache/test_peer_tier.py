@@ -22,7 +22,14 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.doors import Door
 from ridgeline.core.encryption import Encryption
 from ridgeline.core.errors import SettingsError
-from ridgeline.kvcache.tiers import PeerServer, PeerTier, RamTier, peer, peer_server
+from ridgeline.kvcache.tiers import (
+    ComingEntries,
+    PeerServer,
+    PeerTier,
+    RamTier,
+    peer,
+    peer_server,
+)
 from ridgeline.kvcache.tiers.entry import encode_entry
 from ridgeline.kvcache.tiers.peer_messages import (
     PURPOSE,
@@ -344,6 +351,48 @@ def test_peers_are_not_asked_for_what_this_engine_has(monkeypatch):
         assert ask(scheduler, executor, 0, range(41), max_tokens=1)[0] == 1
         assert asked == []
         scheduler.close()
+
+
+def test_entries_that_are_being_written_are_waited_for_and_not_for_long():
+    coming, ram = ComingEntries(), RamTier(10**9)
+    late, never = make_entry(2, size=100_000), make_entry(3)
+    ram.put_all([make_entry(1, size=100_000)])
+    server = PeerServer(("127.0.0.1", 0), ram, key=KEY, digest="model", coming=coming)
+    with closing(server), tier_of(server.port) as tier:
+        assert found(tier, 2, 3) == set()
+        tier._known.clear()
+        for entry in (late, never):
+            coming.add(entry.header.key)
+        tier.look(keys_of(1, 2, 3, 4))
+        assert [tier.may_have(key) for key in keys_of(1, 2, 3, 4)] == [True, True, True, False]
+
+        def write():
+            ram.put(late)
+            coming.discard([late.header.key])
+
+        threading.Timer(0.05, write).start()
+        started_s = time.monotonic()
+        assert set(tier.get_all(keys_of(1, 2, 3))) == set(keys_of(1, 2))
+        assert 0.05 < time.monotonic() - started_s < 1.0
+        assert not tier.may_have(never.header.key)
+        assert tier.num_absent == 0
+
+
+def test_a_tier_knows_how_fast_its_peers_are_and_how_often_they_failed():
+    with serving(1, 2, size=1 << 20) as server, tier_of(server.port, free_port()) as tier:
+        figures = tier.figures()
+        assert figures.engine == ""  # it gives nothing out
+        there, absent = figures.peers
+        assert (there.engine, there.bytes_per_s) == (server.hello.engine.hex(), 0.0)
+        assert (absent.engine, absent.is_absent) == ("", True)
+        assert found(tier, 1, 2) == set(keys_of(1, 2))
+        there = tier.figures().peers[0]
+        assert 1e6 < there.bytes_per_s < 1e11
+        server.close()
+        tier._known.clear()
+        assert found(tier, 1) == set()
+        there = tier.figures().peers[0]
+        assert (there.is_absent, there.num_failures) == (True, 1)
 
 
 def test_no_door_stays_open_where_another_tier_cannot_be_made(model_folder, tmp_path):

@@ -13,6 +13,7 @@ from ridgeline.core.settings.kv import REDIS_PASSWORD, SHARED_TIERS
 from ridgeline.core.spec import ModelSpec
 from ridgeline.kvcache import PrefixCache
 from ridgeline.kvcache.tiers import (
+    ComingEntries,
     DiskTier,
     PeerServer,
     PeerTier,
@@ -40,6 +41,7 @@ def make_transfers(
     """
     encryption = Encryption.from_file(config.encryption_key_file)
     ram = RamTier(config.kv_ram_tier_bytes, ttl_s=config.kv_ttl_s)
+    coming = ComingEntries()
     tiers: list[Tier] = [ram] if config.kv_ram_tier_bytes else []
     if config.kv_disk_tier_path is not None:
         folder = Path(config.kv_disk_tier_path)
@@ -60,20 +62,22 @@ def make_transfers(
             )
         )
     if config.kv_peer_key_file is not None:  # made last, since it listens: others may fail
-        tiers.insert(first_of_servers, _peer_tier(config, ram, digest, encryption))
+        tiers.insert(first_of_servers, _peer_tier(config, ram, coming, digest, encryption))
     if not tiers:
         return None
-    return lambda cache: Transfers(cache, tiers, executor)
+    return lambda cache: Transfers(cache, tiers, executor, coming=coming)
 
 
-def _peer_tier(config: EngineConfig, ram: RamTier, digest: str, encryption: Encryption) -> PeerTier:
+def _peer_tier(
+    config: EngineConfig, ram: RamTier, coming: ComingEntries, digest: str, encryption: Encryption
+) -> PeerTier:
     assert config.kv_peer_key_file is not None
     key = read_key(Path(config.kv_peer_key_file))
     addresses = [read_address(each) for each in config.kv_peers]
     server = None
     if config.kv_peer_address is not None:
         own = read_address(config.kv_peer_address)
-        server = PeerServer(own, ram, key=key, digest=digest, encryption=encryption)
+        server = PeerServer(own, ram, key=key, digest=digest, encryption=encryption, coming=coming)
     return PeerTier(addresses, key=key, digest=digest, encryption=encryption, server=server)
 
 

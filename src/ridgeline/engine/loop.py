@@ -245,6 +245,7 @@ class EngineLoop:
             num_preemptions=scheduler.num_preemptions,
             num_loads=scheduler.num_loads,
             tier_blocks=scheduler.num_tier_blocks,
+            kv_peers=scheduler.kv_peers,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             speculation=scheduler.speculation.figures(),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ridgeline.core.speculation_figures import SpeculationFigures
+from ridgeline.kvcache.tiers import PeerFigures
 from ridgeline.roofline.live import RooflineReport
 
 
@@ -31,7 +32,8 @@ class EngineStats:
     ``kv_usage`` is the held share of the fullest KV group's pool (cached blocks that nobody holds
     are free), and ``kv_waste`` the share of the held room in which there is no token.
     ``prefix_queries`` and ``prefix_hits`` are tokens; ``num_loads`` counts returns from the tiers,
-    of a sequence or a prefix, and ``tier_blocks`` the blocks saved to them and loaded.
+    of a sequence or a prefix, and ``tier_blocks`` the blocks saved to them and loaded;
+    ``kv_peers`` are the engines that KV is read of and given to.
     ``speculation`` is what was drafted, if anything is.
     ``last_progress_s`` is when the last step ended, on the ``time.monotonic`` clock. ``steps`` are
     the latest steps, oldest first;
@@ -47,6 +49,7 @@ class EngineStats:
     num_preemptions: int = 0
     num_loads: int = 0
     tier_blocks: tuple[int, int] = (0, 0)
+    kv_peers: PeerFigures | None = None
     prompt_tokens: int = 0
     generated_tokens: int = 0
     speculation: SpeculationFigures | None = None

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.fleet.upstream import UNREADABLE
-from ridgeline.server.continuation import MARK, ChoiceState, StreamState
+from ridgeline.server.continuation import HANDED_OVER, MARK, ChoiceState, StreamState
 from ridgeline.server.replies import DONE
 
 _MARKS = re.compile(rb"^" + MARK + rb".*\n", re.MULTILINE)
@@ -50,7 +50,7 @@ class StreamLog:
         self._has_usage = False
         self._has_events = self._is_unreadable = False
         self.is_marked = False
-        self.is_done = False
+        self.is_done = self.is_handed_over = False
         self.error: bytes | None = None
 
     def take(self, data: bytes) -> bytes:
@@ -75,6 +75,8 @@ class StreamLog:
             at = events.index(_ERROR)
             at = events.rfind(b"\n\n", 0, at) + 2 if b"\n\n" in events[:at] else 0
             events, self.error = events[:at], _MARKS.sub(b"", events[at:])
+        if events.endswith(HANDED_OVER):
+            events, self.is_handed_over = events.removesuffix(HANDED_OVER), True
         self._kept.append(events)
         self._kept_bytes += len(events)
         if self._kept_bytes > _FOLD_BYTES:

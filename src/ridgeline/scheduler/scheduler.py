@@ -13,7 +13,7 @@ from ridgeline.core.protocols import Grammar, StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.kvcache import KVCacheManager, KVUsage, MissReport, PrefixCache
-from ridgeline.kvcache.tiers import Transfers
+from ridgeline.kvcache.tiers import PeerFigures, Transfers
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.lifecycle import Lifecycle
 from ridgeline.scheduler.outcomes import Outcomes
@@ -268,6 +268,11 @@ class Scheduler:
         if self.transfers is None:
             return 0, 0
         return self.transfers.stats.saved_blocks, self.transfers.stats.loaded_blocks
+
+    @property
+    def kv_peers(self) -> PeerFigures | None:
+        """Who KV is read of and given to, where that is so."""
+        return None if self.transfers is None else self.transfers.peers
 
     def kv_usage(self) -> tuple[KVUsage, ...]:
         """What the blocks of each KV group are used for."""

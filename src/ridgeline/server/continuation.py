@@ -5,6 +5,9 @@ for requests that have none, so that every engine would draw the same tokens. Th
 each event of a stream with the tokens that are behind it, in a comment that the router takes out.
 When the server is lost, the router makes a `StreamState` of the marks, and sends it before the body
 of the same request to another one, whose stream goes on with the next event.
+
+A router may also ask that a stream ends once each output has begun, so that it goes on elsewhere:
+it ends with a comment then, `HANDED_OVER`, and what was computed stays for others to read.
 """
 
 import hashlib
@@ -23,8 +26,10 @@ from ridgeline.server.errors import ApiError, bad_request
 ROUTER_KEY = b"x-ridgeline-router-key"
 STREAM_SEED = b"x-ridgeline-stream-seed"
 STATE_BYTES = b"x-ridgeline-state-bytes"
-HEADERS = (ROUTER_KEY, STREAM_SEED, STATE_BYTES)
+HAND_OVER = b"x-ridgeline-hand-over"
+HEADERS = (ROUTER_KEY, STREAM_SEED, STATE_BYTES, HAND_OVER)
 MARK = b":ridgeline "
+HANDED_OVER = b":ridgeline-handed-over\n\n"
 STATE_PATH = b"/fleet/state"
 
 
@@ -50,17 +55,23 @@ class StreamState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 _DECODER = msgspec.json.Decoder(StreamState)
 
 
+class HandedOverError(Exception):
+    """Every output has begun or ended; another server goes on."""
+
+
 class PriorChunk(CompletionChunk, frozen=True, kw_only=True, array_like=True):
     """A token that the client has, from another server: read again, and not sent again."""
 
 
 @dataclass(slots=True)
 class Routed:
-    """A call that came through a router. ``seed`` is for its requests that have none."""
+    """A call that came through a router. ``seed`` is for its requests that have none.
+    ``hands_over``: its stream ends once each output has begun."""
 
     seed: int
     state_bytes: int = 0
     state: StreamState | None = None
+    hands_over: bool = False
     _marks: list[bytes] = field(default_factory=list)
 
     def seed_of(self, prompt: int) -> int:
@@ -112,7 +123,11 @@ def routed(headers: Mapping[bytes, bytes], key: bytes | None) -> Routed | None:
     if key is None or not hmac.compare_digest(shown, router_token(key)):
         raise ApiError(403, "Only a router with this server's key may send x-ridgeline headers.")
     seed = _number(headers, STREAM_SEED, MAX_SEED)
-    return Routed(seed, _number(headers, STATE_BYTES, MAX_TOKENS))
+    state_bytes = _number(headers, STATE_BYTES, MAX_TOKENS)
+    hands_over = bool(_number(headers, HAND_OVER, 1))
+    if hands_over and state_bytes:
+        raise bad_request("A stream that goes on here is not handed over.")
+    return Routed(seed, state_bytes, hands_over=hands_over)
 
 
 def _number(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int:

@@ -22,7 +22,7 @@ from ridgeline.server.body import (
     read_body,
 )
 from ridgeline.server.context import SHUTTING_DOWN, Call, Server
-from ridgeline.server.continuation import routed
+from ridgeline.server.continuation import HANDED_OVER, HandedOverError, routed
 from ridgeline.server.errors import ApiError, ApiFamily, to_api_error
 from ridgeline.server.pool.choice import of_model
 from ridgeline.server.replies import EventStream, FileReply, Reply, encode
@@ -192,6 +192,9 @@ class Endpoint:
             async with contextlib.aclosing(stream.events):
                 async for data in stream.events:
                     await sender.event(data)
+            await sender.end()
+        except HandedOverError:
+            await sender.event(HANDED_OVER)
             await sender.end()
         finally:
             pings.cancel()

@@ -25,7 +25,7 @@ from ridgeline.engine.beam_search import BeamParams, BeamSearch, finish_reason
 from ridgeline.engine.guard.stream import guarded
 from ridgeline.engine.sample_output import text_pieces
 from ridgeline.server.context import Call
-from ridgeline.server.continuation import PriorChunk, StreamState
+from ridgeline.server.continuation import HandedOverError, PriorChunk, StreamState
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
 from ridgeline.server.ids import new_id
@@ -73,6 +73,12 @@ class Job:
         return None if self.call.routed is None else self.call.routed.state
 
     @property
+    def hands_over(self) -> bool:
+        """Whether another server goes on with its outputs once they have begun."""
+        routed = self.call.routed
+        return routed is not None and routed.hands_over and not self.beams
+
+    @property
     def repeats(self) -> bool:
         """Whether the outputs would be the same again."""
         return bool(self.beams) or self.params.temperature == 0 or self.params.seed is not None
@@ -104,6 +110,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
 
     Raises:
         ApiError: the grammar of the output was refused.
+        HandedOverError: a router's call has begun, and is to go on elsewhere.
         NoTokenError: an output ended in an error.
     """
     call, server = job.call, job.call.server
@@ -121,11 +128,18 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
                 in_whole_chunks=call.routed is not None,
                 is_known=lambda chunk: isinstance(chunk, PriorChunk),
             )
+        begun, num_ended = set[int](), 0
         try:
             async for choice, chunk in source:
                 if chunk.finish_reason is not None and not isinstance(chunk, PriorChunk):
                     server.metrics.finished(chunk.finish_reason)
                 yield choice, chunk
+                num_ended += chunk.finish_reason is not None
+                if chunk.token_ids or chunk.finish_reason:
+                    begun.add(choice)
+                if job.hands_over and num_ended < len(begun) == len(job.prompts) * job.params.n:
+                    call.is_complete = True
+                    raise HandedOverError
             call.is_complete = True
         except InvalidRequestError as error:
             raise refused_format(error, job.format_fields) from None

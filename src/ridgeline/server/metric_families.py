@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.core.speculation_figures import DraftChoices, SpeculationFigures
 from ridgeline.engine.client import EngineClient
+from ridgeline.kvcache.tiers import PeerFigures
 from ridgeline.roofline.live import RooflineReport
 from ridgeline.roofline.utilization import roof_of
 from ridgeline.server.traffic import TrafficSketch
@@ -164,6 +165,7 @@ class _EngineMetrics:
             yield counter
         with contextlib.suppress(EngineUnavailableError):  # not loaded
             yield self._cache_config()
+        yield from self._peers(stats.kv_peers)
         yield from self._speculation(stats.speculation or SpeculationFigures())
         if stats.roofline is not None:
             yield from self._roofline(stats.roofline)
@@ -176,6 +178,24 @@ class _EngineMetrics:
         for quantity, number in self._traffic.num_alarms.items():
             alarms.add_metric([self._model, quantity], float(number))
         yield alarms
+
+    def _peers(self, figures: PeerFigures | None) -> Iterable[Metric]:
+        """The engines that KV is read of."""
+        peers = () if figures is None else figures.peers
+        labels = ["model_name", "peer"]
+        up = GaugeMetricFamily(PREFIX + "kv_peer_up", "1 while KV is read of it.", labels=labels)
+        rate = GaugeMetricFamily(
+            PREFIX + "kv_peer_bytes_per_second", "KV that came from it, of late.", labels=labels
+        )
+        failures = CounterMetricFamily(
+            PREFIX + "kv_peer_failures", "Times that it failed, or was too slow.", labels=labels
+        )
+        for peer in peers:
+            up.add_metric([self._model, peer.address], float(not peer.is_absent))
+            rate.add_metric([self._model, peer.address], peer.bytes_per_s)
+            failures.add_metric([self._model, peer.address], float(peer.num_failures))
+        if peers:
+            yield from (up, rate, failures)
 
     def _speculation(self, figures: SpeculationFigures) -> Iterable[Metric]:
         """Drafts, verified and accepted; and what an adaptive drafter chose."""

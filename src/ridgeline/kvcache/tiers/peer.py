@@ -5,6 +5,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
@@ -45,8 +46,31 @@ _MAX_ENTRY_BYTES = 256 << 20
 _KNOWN_S = 5.0  # they evict
 _MISSING_S = 0.5  # and compute
 _MAX_KNOWN = 1 << 17
+_SMOOTHING = 0.2  # weight of the newest of seconds
 _DELETED_S = 60.0  # in which all engines are told of a deletion
 Said = TypeVar("Said", EntrySizes, Entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerState:
+    """A peer: its random name (empty: it was never reached, or is this engine), how many bytes a
+    second came from it of late (0: none), and how often it failed."""
+
+    address: str
+    engine: str
+    is_absent: bool
+    bytes_per_s: float
+    num_failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerFigures:
+    """This engine among its peers: its random name (empty: it gives nothing out), the bytes of an
+    entry (0 before there was one), and the others."""
+
+    engine: str
+    entry_bytes: int
+    peers: tuple[PeerState, ...]
 
 
 class _PeerError(Exception):
@@ -63,6 +87,7 @@ class _Peer:
         self._address, self._key, self._hello = address, key, hello
         self._failed = failed
         self._channel: Channel[Answer] | None = None
+        self._engine, self._byte_s, self._num_failures = b"", 0.0, 0
         self._absent_s = _ABSENT_S
         self._closing = threading.Event()
         self.was_called = threading.Event()  # once, and has or has not answered
@@ -72,6 +97,21 @@ class _Peer:
     @property
     def is_absent(self) -> bool:
         return self._channel is None
+
+    @property
+    def state(self) -> PeerState:
+        return PeerState(
+            address=self.name,
+            engine=self._engine.hex(),
+            is_absent=self.is_absent,
+            bytes_per_s=1 / self._byte_s if self._byte_s else 0.0,
+            num_failures=self._num_failures,
+        )
+
+    def note_seconds(self, seconds: float, num_bytes: int) -> None:
+        """So long so many bytes took, from question to answer."""
+        byte_s = max(seconds, 1e-9) / num_bytes
+        self._byte_s += _SMOOTHING * (byte_s - self._byte_s) if self._byte_s else byte_s
 
     def ask(self, question: AskSizes | AskEntries, until_s: float) -> bool:
         """Whether it was asked; it is lost if it cannot be."""
@@ -103,6 +143,7 @@ class _Peer:
         if self._channel is None:
             return
         self._failed(f"The engine at {self.name} is left alone for some seconds: {why}")
+        self._num_failures += 1
         self._channel.close()
         self._channel = None
         wait_s, self._absent_s = self._absent_s, min(2 * self._absent_s, _MOST_ABSENT_S)
@@ -148,6 +189,7 @@ class _Peer:
             if said.engine and said.engine == self._hello.engine:
                 channel.close()
                 return None
+            self._engine = said.engine
             if said.digest != self._hello.digest:
                 raise _PeerError(
                     "It computes other KV: the model's files, adapters, dtype, formats of weights "
@@ -243,8 +285,11 @@ class PeerTier:
             said = peer.answer(Entries, until_s, most_bytes)
             if said is None:
                 continue
-            for key, entry in self._entries(peer, part, said.values):
-                found[key] = entry
+            entries = dict(self._entries(peer, part, said.values))
+            found |= entries
+            if entries and not peer.is_absent:
+                num_bytes = sum(entry.num_bytes for entry in entries.values())
+                peer.note_seconds(time.monotonic() - now_s, num_bytes)
             done += size
         return found
 
@@ -271,6 +316,15 @@ class PeerTier:
             num_entries=len(sizes),
             num_bytes=sum(sizes),
             num_failures=self._num_failures,
+        )
+
+    def figures(self) -> PeerFigures:
+        """How it stands with the others; from any thread."""
+        server = self._server
+        return PeerFigures(
+            engine="" if server is None else server.hello.engine.hex(),
+            entry_bytes=0 if server is None else server.lender.entry_bytes,
+            peers=tuple(peer.state for peer in self._peers),
         )
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from ridgeline.core.channel import Channel
 from ridgeline.core.doors import Address, Door
 from ridgeline.core.encryption import Encryption
 from ridgeline.core.errors import NetworkError
+from ridgeline.kvcache.tiers.coming import ComingEntries
 from ridgeline.kvcache.tiers.entry import Entry, content_name, encode_entry
 from ridgeline.kvcache.tiers.peer_messages import (
     MOST_KEYS,
@@ -34,12 +35,15 @@ _FIRST_WORD_S = 5.0
 _TAKE_S = 10.0  # in which a caller takes an answer
 _MOST_QUESTION_BYTES = 64 * MOST_KEYS
 _FOREVER_S = 1e6
+_COMING_S = 0.2  # for the entries of a question that are being written
 # A caller whose machine is gone is found out after a minute; one that is only silent may stay.
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
 class Lender(Protocol):
-    """What entries are given out of."""
+    """What entries are given out of. ``entry_bytes``: of one, about; 0 before there was any."""
+
+    entry_bytes: int
 
     def peek(self, key: bytes) -> Entry | None:
         """An entry, asked for from any thread; ``None`` if it is not there."""
@@ -49,7 +53,8 @@ class PeerServer:
     """Listens for engines that have the same key and compute the same KV (``digest``).
 
     Each has a thread here, which reads entries out of memory: no step and no transfer of this
-    engine waits for it. Beyond 64 engines, the one that came first is disconnected. With
+    engine waits for it. What is ``coming`` is there for whoever asks, who waits for it, for a fifth
+    of a second. Beyond 64 engines, the one that came first is disconnected. With
     ``encryption`` entries are sent encrypted; without, the wire is neither encrypted nor signed.
 
     Raises:
@@ -64,11 +69,13 @@ class PeerServer:
         key: bytes,
         digest: str,
         encryption: Encryption | None = None,
+        coming: ComingEntries | None = None,
     ) -> None:
         self._door = Door(address, key)
         self.port = self._door.port
         self.hello = Hello(digest, secrets.token_bytes(16))
-        self._lender = lender
+        self.lender = lender
+        self._coming = coming or ComingEntries()
         self._encryption = encryption or Encryption()
         self._callers: dict[socket.socket, None] = {}  # in the order in which they came
         self._changing = threading.Lock()
@@ -123,19 +130,27 @@ class PeerServer:
             question = channel.receive(most_bytes=_MOST_QUESTION_BYTES)
             match question:
                 case AskSizes(keys=keys):
-                    found = map(self._lender.peek, keys)
-                    sizes = [0 if entry is None else entry.num_bytes for entry in found]
-                    answer: EntrySizes | Entries = EntrySizes(sizes)
+                    answer: EntrySizes | Entries = EntrySizes([self._size(key) for key in keys])
                 case AskEntries(keys=keys):
                     answer = Entries(self._values(keys))
                 case _:
                     return
             channel.send(answer, until_s=time.monotonic() + _TAKE_S)
 
+    def _size(self, key: bytes) -> int:
+        is_coming = key in self._coming  # asked first, or one might be neither there nor coming
+        entry = self.lender.peek(key)
+        if entry is not None:
+            return entry.num_bytes
+        return self.lender.entry_bytes if is_coming else 0
+
     def _values(self, keys: list[bytes]) -> list[bytes]:
         values, left = [], MOST_REPLY_BYTES
+        until_s = time.monotonic() + _COMING_S
         for key in keys:
-            entry = self._lender.peek(key) if left > 0 else None
+            if key in self._coming:
+                self._coming.wait(key, until_s)
+            entry = self.lender.peek(key) if left > 0 else None
             value = b""
             if entry is not None:
                 value = self._encryption.seal(encode_entry(entry), content_name(key))

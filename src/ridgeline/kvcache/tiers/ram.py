@@ -23,6 +23,7 @@ class RamTier(LocalTier):
         self._clock = clock or time.monotonic  # it never jumps
         self._entries: OrderedDict[bytes, tuple[Entry, float]] = OrderedDict()  # oldest first
         self._num_bytes = self._num_evicted = 0
+        self.entry_bytes = 0  # of the last
 
     def may_have(self, key: bytes) -> bool:
         return key in self._entries
@@ -53,6 +54,7 @@ class RamTier(LocalTier):
             self._num_evicted += 1
         self._entries[entry.header.key] = (entry, self._clock())
         self._num_bytes += entry.num_bytes
+        self.entry_bytes = entry.num_bytes
 
     def delete_tenant(self, tenant: str) -> int:
         keys = [key for key, (entry, _) in self._entries.items() if entry.header.tenant == tenant]

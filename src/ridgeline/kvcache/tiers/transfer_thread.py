@@ -10,6 +10,7 @@ from math import inf
 
 from ridgeline.kvcache.block_pool import NO_BLOCK
 from ridgeline.kvcache.prefix_cache import Match, Node
+from ridgeline.kvcache.tiers.coming import ComingEntries
 from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, block_uid, digest
 from ridgeline.kvcache.tiers.tier import BlockIO, Tier
 
@@ -112,7 +113,13 @@ class TransferThread:
     """
 
     def __init__(
-        self, tiers: Sequence[Tier], block_io: BlockIO, stats: TransferStats, *, in_thread: bool
+        self,
+        tiers: Sequence[Tier],
+        block_io: BlockIO,
+        stats: TransferStats,
+        coming: ComingEntries,
+        *,
+        in_thread: bool,
     ) -> None:
         self.get_s = [BlockSeconds() for _ in tiers]  # out of each tier
         self.import_s = BlockSeconds()  # and into the pool
@@ -120,6 +127,7 @@ class TransferThread:
         self._kept = [tier for tier in tiers if not tier.is_read_only]
         self._io = block_io
         self._stats = stats
+        self._coming = coming
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # the last: an end
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._starting = threading.Lock()
@@ -215,6 +223,7 @@ class TransferThread:
                 self._export(new)
         except Exception:  # the executor has failed, and the engine will say so
             self._stats.failures += len(live)
+        self._coming.discard([save.node.key for save in live])
         self._done.put(live)
 
     def _touch_all(self, touch: Touch) -> None:

@@ -16,6 +16,8 @@ from math import inf
 
 from ridgeline.kvcache.block_pool import NO_BLOCK
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache, block_key
+from ridgeline.kvcache.tiers.coming import ComingEntries
+from ridgeline.kvcache.tiers.peer import PeerFigures, PeerTier
 from ridgeline.kvcache.tiers.tier import BlockIO, Tier
 from ridgeline.kvcache.tiers.transfer_thread import (
     Delete,
@@ -34,7 +36,8 @@ FLUSH_S = 3.0  # a server ends a process that takes longer to stop; see `Process
 class Transfers:
     """Owns the tiers, fastest first. Its methods are for the thread that schedules.
 
-    Without a thread, transfers are made when `poll` is called.
+    Without a thread, transfers are made when `poll` is called. What is to be saved is ``coming``
+    until it is there.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Transfers:
         block_io: BlockIO,
         *,
         in_thread: bool = True,
+        coming: ComingEntries | None = None,
     ) -> None:
         self.stats = TransferStats()
         self._cache = cache
@@ -54,12 +58,21 @@ class Transfers:
         self._num_looks = 0
         self._touched: dict[Node, None] = {}  # to be told to the tiers
         self._is_touching = False
-        self._thread = TransferThread(self._tiers, block_io, self.stats, in_thread=in_thread)
+        self._coming = coming or ComingEntries()
+        self._thread = TransferThread(
+            self._tiers, block_io, self.stats, self._coming, in_thread=in_thread
+        )
 
     @property
     def is_busy(self) -> bool:
         """Whether transfers hold blocks that will come free, or somebody waits for a look."""
         return bool(self._loads or self._saves or self._num_looks)
+
+    @property
+    def peers(self) -> PeerFigures | None:
+        """Who KV is read of and given to, where that is so."""
+        found = (tier.figures() for tier in self._tiers if isinstance(tier, PeerTier))
+        return next(found, None)
 
     def block_s(self, level: int) -> float:
         """Expected seconds to load a block out of a tier; 0 where that is not known."""
@@ -78,6 +91,7 @@ class Transfers:
         for pool, block in zip(self._cache.pools, save.blocks, strict=True):
             pool.share([block])
         self._saves[node] = save
+        self._coming.add(node.key)
         self._thread.put(save)
 
     def touch(self, nodes: Sequence[Node]) -> None:
@@ -174,6 +188,7 @@ class Transfers:
                 cancelled.append(save)
                 if len(cancelled) == _CANCEL_BATCH:
                     break
+        self._coming.discard([save.node.key for save in cancelled])
         for save in cancelled:
             del self._saves[save.node]
             save.node.is_kept = False

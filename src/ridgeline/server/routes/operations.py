@@ -52,6 +52,7 @@ async def engine_state(call: Call) -> Reply:
     config, stats = server.engine.config, server.engine.stats()
     status, reason = _readiness(server)
     price = server.engine.summary.price
+    peers = stats.kv_peers
     state = EngineState(
         ready=status == EngineStatus.READY,
         reason=reason,
@@ -63,6 +64,13 @@ async def engine_state(call: Call) -> Reply:
         pass_s=price.pass_s,
         token_s=price.token_s,
         pair_s=price.pair_s,
+        kv_name="" if peers is None else peers.engine,
+        kv_token_bytes=0.0 if peers is None else peers.entry_bytes / config.block_tokens,
+        kv_sources={
+            each.engine: each.bytes_per_s
+            for each in (() if peers is None else peers.peers)
+            if each.engine and not each.is_absent
+        },
     )
     return Reply(body=state)
 

@@ -21,7 +21,9 @@ class EngineState(Struct, kw_only=True):
 
     ``is_open``: it asks for no keys. ``epoch`` is another one when nothing that was cached is left.
     ``models``: names that it serves. ``max_seqs`` run at once, and ``kv_tokens`` are held. The
-    others are those of `LinearPrice`.
+    others are those of `LinearPrice`, and what it is among engines that read KV of each other: its
+    random name there, empty if it gives out none, the bytes of KV of a token (0: not known yet),
+    and the names of those that it can read from now, with bytes a second (0: nothing came of late).
     """
 
     ready: bool
@@ -34,6 +36,9 @@ class EngineState(Struct, kw_only=True):
     pass_s: Annotated[float, Meta(ge=0)]
     token_s: Annotated[float, Meta(ge=0)]
     pair_s: Annotated[float, Meta(ge=0)]
+    kv_name: str = ""
+    kv_token_bytes: Annotated[float, Meta(ge=0)] = 0.0
+    kv_sources: dict[str, Annotated[float, Meta(ge=0)]] = {}
 
     @property
     def price(self) -> LinearPrice:
