@@ -2,7 +2,10 @@
 
 import os
 import random
+import socketserver
+import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 from tests.engine.test_kv_tiers import ask as ask_engine
@@ -58,16 +61,21 @@ def test_entries_expire_unless_they_are_used(redis_server):
     assert set(found(tier, 0, 1)) == set(keys_of(0))
 
 
+def delete(tier, tenant):
+    while not tier.delete_tenant(tenant):
+        pass
+
+
 def test_a_tenants_entries_are_deleted_also_after_the_server_was_away(redis_server, monkeypatch):
     monkeypatch.setattr(redis_tier, "_ABSENT_S", 0.05)
     tier, others = tier_of(redis_server), RedisTier(redis_server.url, namespace="another")
     for each in (tier, others):
         each.put_all([make_entry(number, tenant="ab"[number % 2]) for number in range(2500)])
-    assert tier.delete_tenant("b") == 2500
-    assert tier.delete_tenant("b") == 0
+    delete(tier, "b")
+    assert redis_server.client().dbsize() == 2500
     assert set(found(others, 0, 1)) == set(keys_of(0))
     redis_server.pause()
-    assert tier.delete_tenant("a") == 0
+    assert tier.delete_tenant("a")
     assert tier.is_absent
     redis_server.resume()
     wait_for(lambda: not tier.is_absent)
@@ -95,6 +103,90 @@ def test_only_the_key_reads_what_is_encrypted(redis_server):
     assert found(other, 0) == {}
     assert other.usage().num_failures == 1
     assert redis_server.client().dbsize() == 0
+
+
+def test_deleting_among_many_entries_of_others_takes_a_round_at_a_time(redis_server, monkeypatch):
+    """Requests of other tenants wait for the thread that does it."""
+    monkeypatch.setattr(redis_tier, "_DELETE_S", 0.0)
+    tier, client = tier_of(redis_server), redis_server.client()
+    client.mset({f"rl:other:{number}": b"x" for number in range(5000)})
+    tier.put_all([make_entry(number, tenant="a") for number in range(2)])
+    num_calls = 1
+    while not tier.delete_tenant("a"):
+        num_calls += 1
+        assert found(tier, 0, 1) == {}
+    assert num_calls > 10
+    assert client.dbsize() == 5000
+
+
+def test_what_others_wrote_under_our_names_is_a_miss_and_ends_nothing(redis_server):
+    tier, client = tier_of(redis_server), redis_server.client()
+    tier.put_all([make_entry(number, tenant="a") for number in range(4)])
+    names = [tier._name(key) for key in keys_of(*range(4))]
+    client.delete(*names[1:])
+    client.lpush(names[1], "x")
+    client.hset(names[2], "x", "y")
+    client.set(names[3], "x")
+    client.sadd("rl:somebody", "x")
+    reader = tier_of(redis_server)
+    assert set(found(reader, *range(4))) == set(keys_of(0))
+    assert reader.usage().num_failures == 3
+    assert not reader.is_absent
+    assert client.dbsize() == 2
+    client.lpush(names[1], "x")  # after it was seen as an entry
+    assert set(tier.get_all(keys_of(0, 1))) == set(keys_of(0))
+    delete(tier, "a")
+    assert not tier.is_absent
+    assert set(client.keys()) == {b"rl:somebody", names[1]}
+
+
+_NO_ANSWERS = (
+    b":x\r\n", b"*1\r\n" * 3000, b"*-5\r\n", b"+\xff\r\n", b"*2\r\n+a\r\n+b\r\n", b"(9\r\n",
+    b",1.x\r\n", b"#t\r\n", b"_\r\n", b"$2\r\nab\r\n", b"*0\r\n", b":-1\r\n", b"-MOVED\r\n",
+    b"-ASK x\r\n", b"%1\r\n", b"*1\r\n$-1\r\n", b"*1\r\n*0\r\n", b"=7\r\ntxt:abc\r\n",
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+)  # fmt: skip
+
+
+@contextmanager
+def foreign_server():
+    """Something that greets as Redis does, and answers all else by its ``says``."""
+
+    class Talk(socketserver.BaseRequestHandler):
+        def handle(self):
+            while data := self.request.recv(1 << 16):
+                if b"HELLO" in data:
+                    self.request.sendall(b"%1\r\n$5\r\nproto\r\n:3\r\n")
+                elif b"SETINFO" in data:
+                    self.request.sendall(b"+OK\r\n" * data.count(b"SETINFO"))
+                else:
+                    self.request.sendall(b"+PONG\r\n" if b"PING" in data else 2 * self.server.says)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Talk) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        yield server
+        server.shutdown()
+
+
+def test_nothing_that_a_server_answers_is_more_than_a_miss(monkeypatch):
+    monkeypatch.setattr(redis_tier, "_TIMEOUT_S", 0.02)
+    with foreign_server() as server:
+        url = f"redis://127.0.0.1:{server.server_address[1]}"
+        for server.says in _NO_ANSWERS:
+            for act in (
+                lambda tier: tier.look(keys_of(1, 2)),
+                lambda tier: tier.get_all(keys_of(1, 2)),
+                lambda tier: tier.touch_all(keys_of(1, 2)),
+                lambda tier: tier.put_all([make_entry(1)]),
+                lambda tier: tier.delete_tenant("t"),
+            ):
+                tier = RedisTier(url, namespace="model")
+                for key in keys_of(1, 2):
+                    tier._note(key, 100)
+                act(tier)
+                assert tier.get_all(keys_of(1, 2)) == {}
+                tier.close()
 
 
 def test_a_full_server_is_read_and_no_longer_written():

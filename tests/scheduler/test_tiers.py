@@ -340,6 +340,28 @@ def test_a_deletion_is_done_when_the_tiers_have_done_it():
     scheduler.close()
 
 
+def test_a_tier_that_raises_ends_no_job_but_its_own():
+    class Broken(RamTier):
+        def is_unsure(self, _key):
+            return True
+
+        def look(self, *_):
+            raise ValueError
+
+        touch_all = delete_tenant = expire = look
+
+    executor, done = FakeExecutor(), threading.Event()
+    scheduler = make_with_tiers(executor, [Broken(10**6)], in_thread=True)
+    plain = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    scheduler.delete_tenant("a", done.set)
+    assert done.wait(10)
+    run_saves(scheduler)
+    evict_all(scheduler)
+    assert ask(scheduler, executor, 0, range(41), max_tokens=1) == plain
+    assert scheduler.transfers.stats.failures > 0
+    scheduler.close()
+
+
 def test_a_failing_executor_or_disk_only_costs_the_hit(tmp_path):
     class Failing(FakeExecutor):
         def import_blocks(self, *args):

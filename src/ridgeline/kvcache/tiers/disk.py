@@ -106,7 +106,7 @@ class DiskTier(LocalTier):
         self._files[key] = _File(folder.name, len(data), now_s)
         self._num_bytes += len(data)
 
-    def delete_tenant(self, tenant: str) -> int:
+    def delete_tenant(self, tenant: str) -> bool:
         name = tenant_mark(tenant)
         keys = [key for key, file in self._files.items() if file.folder == name]
         for key in keys:
@@ -117,7 +117,7 @@ class DiskTier(LocalTier):
             pass
         except OSError as error:
             self._fail(f"KV blocks could not be deleted: {error.strerror}.")
-        return len(keys)
+        return True
 
     def expire(self) -> None:
         self._evict(0)

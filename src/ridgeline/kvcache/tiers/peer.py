@@ -298,11 +298,11 @@ class PeerTier:
 
     def put_all(self, entries: Sequence[Entry]) -> None: ...
 
-    def delete_tenant(self, tenant: str) -> int:
+    def delete_tenant(self, tenant: str) -> bool:
         """They delete what is theirs when they are told to; until then, nothing of the tenant is
         taken from them."""
         self._deleted[tenant] = self._clock() + _DELETED_S
-        return 0
+        return True
 
     def expire(self) -> None:
         now_s = self._clock()

@@ -56,11 +56,11 @@ class RamTier(LocalTier):
         self._num_bytes += entry.num_bytes
         self.entry_bytes = entry.num_bytes
 
-    def delete_tenant(self, tenant: str) -> int:
+    def delete_tenant(self, tenant: str) -> bool:
         keys = [key for key, (entry, _) in self._entries.items() if entry.header.tenant == tenant]
         for key in keys:
             self._remove(key)
-        return len(keys)
+        return True
 
     def usage(self) -> TierUsage:
         return TierUsage(

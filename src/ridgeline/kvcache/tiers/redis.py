@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.encryption import Encryption
@@ -34,8 +35,22 @@ _ROUND_BYTES = 4 << 20  # sent or asked for at once
 _MAX_ENTRY_BYTES = 256 << 20
 _KNOWN_S = 5.0  # others write, and the server evicts
 _MAX_KNOWN = 1 << 17
-_SCAN_COUNT = 1000
+_SCAN_COUNT = 250
+_DELETE_S = 0.05  # in which rounds of a deletion begin, before what others wait for
 _MARK_CHARS = 32
+_ANSWERS: Mapping[str, type] = {
+    "STRLEN": int,
+    "MGET": list,
+    "PEXPIRE": int,
+    "SET": bool,
+    "SCAN": tuple,
+    "GETRANGE": bytes,
+    "UNLINK": int,
+}
+
+
+class _ServerError(Exception):
+    """The server is gone, too slow, refuses, or answers what no server does."""
 
 
 class RedisTier:
@@ -46,8 +61,9 @@ class RedisTier:
 
     After an error, a quarter of a second of silence or a second for 4 MiB the tier is absent:
     nobody waits for it until the server has answered a ping, five seconds later at the earliest,
-    and longer each time until an entry is read. After a write that the server has no room for,
-    nothing is written for five seconds.
+    and longer each time until an entry is read. So it is after an answer that is none of the
+    command's. After a write that the server has no room for, nothing is written for five seconds.
+    What lies under an entry's name and is no string is damaged.
 
     Raises:
         MissingDependencyError: the package redis is not installed.
@@ -76,6 +92,7 @@ class RedisTier:
         self._absent_s = _ABSENT_S
         self._no_puts_before_s = 0.0
         self._to_delete: set[str] = set()
+        self._cursors: dict[str, int] = {}  # of deletions that have begun
         self._num_failures = 0
         self._closing = threading.Event()
         self._first_ping()
@@ -90,17 +107,19 @@ class RedisTier:
     def look(self, keys: Sequence[bytes]) -> None:
         sizes = self._ask("STRLEN", [(self._name(key),) for key in keys])
         for key, size in zip(keys, sizes, strict=False):
-            self._note(key, size if size <= _MAX_ENTRY_BYTES else 0)
+            if size is None:
+                self._remove(key, "What lies under a KV entry's name is none.")
+            self._note(key, size if size and size <= _MAX_ENTRY_BYTES else 0)
 
     def get_all(self, keys: Sequence[bytes]) -> Mapping[bytes, Entry]:
         found: dict[bytes, Entry] = {}
         for part in self._rounds([key for key in keys if self.may_have(key)]):
             values = self._ask("MGET", [tuple(map(self._name, part))]) or [()]
             for key, value in zip(part, values[0], strict=False):
-                entry = None if value is None else self._decode(key, value)
+                entry = self._decode(key, value) if isinstance(value, bytes) else None
                 if entry is None:
                     self._note(key, 0)
-                else:
+                elif entry.header.tenant not in self._cursors:
                     found[key] = entry
                     self._absent_s = _ABSENT_S
         self.touch_all(list(found))
@@ -130,17 +149,19 @@ class RedisTier:
                 size, part = 0, []
         self._put(part)
 
-    def delete_tenant(self, tenant: str) -> int:
-        """Where the server is absent, this is done before it is used again."""
-        from redis import RedisError
+    def delete_tenant(self, tenant: str) -> bool:
+        """All that lies there of a tenant, whatever model it is of, a part at a time.
 
+        Where the server is absent, this is done before it is used again.
+        """
         if not self._is_absent:
             try:
-                return self._delete(tenant)
-            except (RedisError, OSError) as error:
+                return self._delete(tenant, time.monotonic() + _DELETE_S)
+            except _ServerError as error:
                 self._lose(error)
+        self._cursors.pop(tenant, None)
         self._to_delete.add(tenant)
-        return 0
+        return True
 
     def expire(self) -> None: ...
 
@@ -200,9 +221,12 @@ class RedisTier:
             problem = "A KV entry lies under another's name."
         except CorruptFileError as error:
             problem = str(error)
+        self._remove(key, problem)
+        return None
+
+    def _remove(self, key: bytes, problem: str) -> None:
         self._fail(problem)
         self._ask("UNLINK", [(self._name(key),)])
-        return None
 
     def _put(self, part: Sequence[tuple[bytes, bytes]]) -> None:
         commands = [(self._name(key), value, "PX", self._ttl_ms) for key, value in part]
@@ -214,31 +238,31 @@ class RedisTier:
             else:
                 self._note(key, len(value))
 
-    def _delete(self, tenant: str) -> int:
-        """All that lies there of a tenant, whatever model it is of."""
-        mark, cursor = tenant_mark(tenant).encode(), 0
-        count: int = 0
+    def _delete(self, tenant: str, until_s: float = inf) -> bool:
+        """Whether all is deleted; if not by ``until_s``, the next call goes on."""
+        mark, cursor = tenant_mark(tenant).encode(), self._cursors.pop(tenant, 0)
         while True:
             scan = (cursor, "MATCH", "rl:*", "COUNT", _SCAN_COUNT)
             ((cursor, names),) = self._send("SCAN", [scan])
             marks = self._send("GETRANGE", [(name, 0, _MARK_CHARS - 1) for name in names])
             theirs = [(name,) for name, found in zip(names, marks, strict=True) if found == mark]
-            count += sum(map(int, self._send("UNLINK", theirs)))
+            self._send("UNLINK", theirs)
             if not cursor:
                 self._sizes.clear()
-                return count
+                return True
+            if time.monotonic() > until_s or self._closing.is_set():
+                self._cursors[tenant] = cursor
+                return False
 
     def _ask(
         self, command: str, arguments: Sequence[tuple[Any, ...]], *, may_refuse: bool = False
     ) -> list[Any]:
         """What `_send` returns; nothing where the server is absent, or has failed now."""
-        from redis import RedisError
-
         if self._is_absent:
             return []
         try:
             return self._send(command, arguments, may_refuse=may_refuse)
-        except (RedisError, OSError) as error:
+        except _ServerError as error:
             self._lose(error)
             return []
 
@@ -247,7 +271,11 @@ class RedisTier:
     ) -> list[Any]:
         """The answers to one command with each of these arguments, sent at once.
 
-        ``may_refuse``: an answer may be an error.
+        ``None`` stands for the answer about a key whose value is no string. ``may_refuse``: an
+        answer may be an error.
+
+        Raises:
+            _ServerError: there is no such answer.
         """
         if not arguments:
             return []
@@ -257,9 +285,22 @@ class RedisTier:
         ending = threading.Timer(_ROUND_S, self._redis.connection_pool.disconnect)
         ending.start()
         try:
-            return list(pipeline.execute(raise_on_error=not may_refuse))
+            answers = list(pipeline.execute(raise_on_error=False))
+        except Exception as error:  # of any kind, for what the client's parser does not expect
+            raise _ServerError(type(error).__name__) from error
         finally:
             ending.cancel()
+        return [self._checked(command, answer, may_refuse=may_refuse) for answer in answers]
+
+    def _checked(self, command: str, answer: object, *, may_refuse: bool) -> object:
+        if isinstance(answer, Exception):
+            if str(answer).startswith("WRONGTYPE"):
+                return None
+            if not may_refuse:
+                raise _ServerError(type(answer).__name__)
+        elif not isinstance(answer, _ANSWERS[command]):
+            raise _ServerError("an answer that is none")
+        return answer
 
     def _fail(self, message: str) -> None:
         if not self._num_failures:
@@ -267,27 +308,25 @@ class RedisTier:
         self._num_failures += 1
 
     def _first_ping(self) -> None:
-        from redis import AuthenticationError, RedisError
+        from redis import AuthenticationError
 
         try:
             self._redis.ping()
         except AuthenticationError as error:
             raise SettingsError(f"The server of kv_redis_url refuses: {error}.") from None
-        except (RedisError, OSError) as error:
-            self._lose(error)
+        except Exception as error:  # as in `_send`
+            self._lose(_ServerError(type(error).__name__))
 
-    def _lose(self, error: Exception) -> None:
-        self._fail(f"Redis is left alone for some seconds: {type(error).__name__}.")
+    def _lose(self, error: _ServerError) -> None:
+        self._fail(f"Redis is left alone for some seconds: {error}.")
         self._is_absent = True
         wait_s, self._absent_s = self._absent_s, min(2 * self._absent_s, _MOST_ABSENT_S)
         threading.Thread(target=self._win_back, args=(wait_s,), daemon=True).start()
 
     def _win_back(self, wait_s: float) -> None:
         """Use the server again once it answers, and what was to be deleted is."""
-        from redis import RedisError
-
         while not self._closing.wait(wait_s):
-            with suppress(RedisError, OSError):
+            with suppress(Exception):  # as in `_send`
                 self._redis.ping()
                 for tenant in list(self._to_delete):
                     self._delete(tenant)

@@ -52,8 +52,12 @@ class Tier(Protocol):
     def put_all(self, entries: Sequence[Entry]) -> None:
         """Keep entries; one that cannot be kept is let go of, and counted."""
 
-    def delete_tenant(self, tenant: str) -> int:
-        """Forget what a tenant's requests left; returns the number of entries."""
+    def delete_tenant(self, tenant: str) -> bool:
+        """Forget what a tenant's requests left: all, or what takes no longer than others may wait.
+
+        Returns whether that was all; if not, it is called again. Nothing of it is given out
+        meanwhile.
+        """
 
     def expire(self) -> None:
         """Let go of what has expired. Called about once a second, and costs little."""

@@ -4,7 +4,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import inf
 
@@ -58,10 +59,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """What the tiers are to forget; ``done`` is called on the thread once they have."""
+    """What the tiers are to forget; ``done`` is called on the thread once they have.
+
+    It is done again, after what was asked for meanwhile, for tiers that have more to forget.
+    """
 
     tenant: str
     done: Callable[[], None]
+    tiers: Sequence[Tier]
 
 
 @dataclass(slots=True, eq=False)
@@ -175,7 +180,8 @@ class TransferThread:
 
     def _expire(self) -> None:
         for tier in self._tiers:
-            tier.expire()
+            with self._counted():
+                tier.expire()
 
     def _next_jobs(self) -> list[Job | None]:
         """Some jobs, or none after a while."""
@@ -199,30 +205,53 @@ class TransferThread:
                         self._load(job)
                     case Look():
                         for tier in self._tiers:
-                            tier.look([key for key in job.keys if tier.is_unsure(key)])
+                            with self._counted():
+                                tier.look([key for key in job.keys if tier.is_unsure(key)])
                         self._done.put(job)
                     case Touch():
-                        self._touch_all(job)
-                    case Delete(tenant=tenant, done=done):
-                        for tier in self._tiers:
-                            tier.delete_tenant(tenant)
-                        done()
-                    case None:
+                        with self._counted():
+                            self._touch_all(job)
+                        self._done.put(job)
+                    case Delete():
+                        self._delete(job)
+                    case None if self._jobs.empty():
                         return False
+                    case None:
+                        self._jobs.put(None)  # after a deletion that goes on
         return True
+
+    @contextmanager
+    def _counted(self, count: int = 1) -> Iterator[None]:
+        """A failure of the executor, which the engine will say, or of a tier ends no more than
+        one job: somebody waits for the others."""
+        try:
+            yield
+        except Exception:
+            self._stats.failures += count
+
+    def _delete(self, delete: Delete) -> None:
+        left = []
+        for tier in delete.tiers:
+            is_done = True
+            with self._counted():
+                is_done = tier.delete_tenant(delete.tenant)
+            if not is_done:
+                left.append(tier)
+        if left:
+            self._jobs.put(replace(delete, tiers=left))
+        else:
+            delete.done()
 
     def _save_all(self, saves: list[Save]) -> None:
         with self._starting:
             live = [save for save in saves if not save.is_cancelled]
             for save in live:
                 save.is_started = True
-        try:
+        with self._counted(len(live)):
             has = self._touched([save.node.key for save in live])
             new = [save for save in live if save.node.key not in has]
             if new:
                 self._export(new)
-        except Exception:  # the executor has failed, and the engine will say so
-            self._stats.failures += len(live)
         self._coming.discard([save.node.key for save in live])
         self._done.put(live)
 
@@ -233,7 +262,6 @@ class TransferThread:
             tier.touch_all(keys)
         has = self._touched(keys)
         touch.gone += [node for node in touch.nodes if node.key not in has]
-        self._done.put(touch)
 
     def _touched(self, keys: list[bytes]) -> Collection[bytes]:
         """Those of the keys that the last tier has, or that none would keep."""
@@ -268,7 +296,7 @@ class TransferThread:
 
     def _load(self, load: Load) -> None:
         started_s = time.perf_counter()
-        try:
+        with self._counted():
             while len(load.headers) < len(load.keys):
                 entries = self._entries(load, first=len(load.headers))
                 if not entries:
@@ -279,8 +307,6 @@ class TransferThread:
                 self.import_s.note((now_s - importing_s) / len(entries))
                 if now_s > started_s + load.limit_s:
                     break
-        except Exception:  # the executor has failed, and the engine will say so
-            self._stats.failures += 1
         self._done.put(load)
 
     def _entries(self, load: Load, *, first: int) -> list[Entry]:

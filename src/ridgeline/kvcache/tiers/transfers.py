@@ -175,7 +175,7 @@ class Transfers:
         """
         for load in self._loads:
             load.deleted.add(tenant)
-        self._thread.put(Delete(tenant, done))
+        self._thread.put(Delete(tenant, done, self._tiers))
 
     def cancel_saves(self) -> bool:
         """Give up the latest saves that have not begun and alone hold a block; whether there were.
