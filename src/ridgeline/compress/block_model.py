@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ridgeline.compress.block_forward import BlockForward
 from ridgeline.compress.pretrain import fast_dtype
+from ridgeline.compress.ternary import Ternary, rounding_inputs
 from ridgeline.core import ops
 
 _DENSE = (
@@ -65,9 +66,13 @@ class BlockModel(nn.Module):
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Logits ``[T, V]`` of sequences of any lengths, one behind the other."""
-        forward = BlockForward(self.weights(), sequences)
-        for op in self._ops:
-            forward.step(op)
+        weights = self.weights()
+        forward = BlockForward(weights, sequences)
+        ternary = {key for key, view in self.views.items() if isinstance(view, Ternary)}
+        seen = (w for n, w in weights.items() if self._names[n] in ternary)
+        with rounding_inputs(seen):
+            for op in self._ops:
+                forward.step(op)
         return forward.buffers["logits"]
 
 

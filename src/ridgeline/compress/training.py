@@ -23,6 +23,7 @@ from ridgeline.compress.pretrain import Schedule, TrainingConfig, train
 from ridgeline.compress.qat import FakeQuantized, recipe_of
 from ridgeline.compress.quantize import check_source
 from ridgeline.compress.tensors import plan_tensors, products
+from ridgeline.compress.ternary import Ternary, ternary_codes, ternary_tensors
 from ridgeline.compress.training_recipe import TrainingRecipe
 from ridgeline.compress.writing import quantized_parts
 from ridgeline.core.arrays import Array, cast
@@ -32,6 +33,7 @@ from ridgeline.core.weight_uses import weight_roles
 from ridgeline.kernels.tensors import as_array, as_tensor
 from ridgeline.models import read_config
 from ridgeline.quant import QuantizedTensor
+from ridgeline.quant.bitnet import BITNET_CONFIG, ternary_parts
 from ridgeline.weights import Checkpoint, stored_tensors
 from ridgeline.weights.digest import content_digest
 
@@ -84,10 +86,13 @@ def distill(
     stream = text_stream(text, recipe)
     trained: _FloatStudent | _QuantizedStudent
     if student.stored.quantization is not None:
+        if recipe.ternary:
+            raise SettingsError("What is made ternary is a model of floats, and not quantized.")
         trained = _QuantizedStudent(student, teacher)
     else:
         check_source(student)
-        trained = _FloatStudent(student, keep_zeros=recipe.keep_zeros)
+        made = _TernaryStudent if recipe.ternary else _FloatStudent
+        trained = made(student, keep_zeros=recipe.keep_zeros)
     identity = {
         "ridgeline": ridgeline.__version__,
         "training": asdict(recipe),
@@ -114,7 +119,7 @@ def distill(
         losses = run_training(model, loss, recipe, stream, folder, progress)
         if not folder.num_done:
             folder.add_shard(_SHARD, trained.tensors(), losses)
-        folder.finish(student.stored.path, read_config(student.stored.path))
+        folder.finish(student.stored.path, trained.config(read_config(student.stored.path)))
     (losses,) = folder.notes
     return TrainingReport(
         path=out,
@@ -197,12 +202,17 @@ class _FloatStudent:
 
     def __init__(self, student: LayeredModel, *, keep_zeros: bool) -> None:
         weights = all_weights(student)
-        matrices = [name for run in student.runs for name in products(run)] if keep_zeros else []
-        views = {name: Masked(weights[name]) for name in matrices}
-        self._student = student
+        self._student, self._keep_zeros = student, keep_zeros
         self.model = BlockModel(
-            student.loaded.model.ops, weights, is_trained=lambda _: True, views=views
+            student.loaded.model.ops,
+            weights,
+            is_trained=lambda _: True,
+            views=self._views(weights),
         )
+
+    def _views(self, weights: Mapping[str, Tensor]) -> Mapping[str, nn.Module]:
+        runs = self._student.runs if self._keep_zeros else ()
+        return {name: Masked(weights[name]) for run in runs for name in products(run)}
 
     def tensors(self) -> dict[str, Array]:
         """Those of the file."""
@@ -212,6 +222,31 @@ class _FloatStudent:
             tensors = stored_tensors(found, stored.sources, checkpoint)
             unread = set(checkpoint.names()) - tensors.keys()
             return tensors | {name: checkpoint.tensor(name).copy() for name in sorted(unread)}
+
+    def config(self, config: Mapping[str, object]) -> Mapping[str, object]:
+        """That of the file."""
+        return config
+
+
+class _TernaryStudent(_FloatStudent):
+    """The matrices of the layers are seen as ternary, and written so."""
+
+    def _views(self, weights: Mapping[str, Tensor]) -> Mapping[str, nn.Module]:
+        with Checkpoint(self._student.stored.path) as checkpoint:
+            self._tensors = ternary_tensors(self._student, checkpoint)
+        return {name: Ternary() for name in self._tensors}
+
+    def tensors(self) -> dict[str, Array]:
+        weights, found = dict(self.model.stored()), super().tensors()
+        for name, tensor in self._tensors.items():
+            codes, scale = ternary_codes(weights[name])
+            del found[tensor]
+            parts = ternary_parts(codes.numpy(), scale.numpy())
+            found |= {tensor.removesuffix(".weight") + each: part for each, part in parts.items()}
+        return found
+
+    def config(self, config: Mapping[str, object]) -> Mapping[str, object]:
+        return {**config, "quantization_config": BITNET_CONFIG}
 
 
 class _QuantizedStudent:
@@ -264,3 +299,7 @@ class _QuantizedStudent:
                 else:
                     found[tensor.name] = values.copy()
         return found
+
+    def config(self, config: Mapping[str, object]) -> Mapping[str, object]:
+        """That of the file."""
+        return config

@@ -18,6 +18,7 @@ class TrainingRecipe:
         kl_share: of the loss that is KL to the teacher; the rest is the next token's cross-entropy.
         top_k: compare the teacher's likeliest tokens, and all others as one; 0 compares all.
         keep_zeros: weights of the layers that are zero stay so, as after `ridgeline prune`.
+        ternary: matrices of the layers become −1, 0 and 1 times one scale each (BitNet b1.58).
         seed: of the order of the text.
         checkpoint_every: steps, after which an interrupted run loses nothing.
 
@@ -33,10 +34,15 @@ class TrainingRecipe:
     kl_share: float = 1.0
     top_k: int = 0
     keep_zeros: bool = False
+    ternary: bool = False
     seed: int = 0
     checkpoint_every: int = 25
 
     def __post_init__(self) -> None:
+        if self.ternary and self.keep_zeros:
+            raise SettingsError(
+                "keep_zeros has no effect with ternary, which has zeros of its own."
+            )
         for name, value, least, most in (
             ("steps", self.steps, 1, 1 << 31),
             ("step_tokens", self.step_tokens, 2, 1 << 31),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.core.arrays import FLOATS, cast
+from ridgeline.core.arrays import FLOATS, Array, cast
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.models.config import ConfigReader, show
@@ -29,6 +29,13 @@ from ridgeline.quant.scheme import (
 from ridgeline.quant.tensor import QuantizedTensor
 
 TERNARY = NumberFormat(name="ternary", bits=2, is_float=False, group_rows=None, scale_bits=16)
+BITNET_CONFIG = {
+    "quant_method": "bitnet",
+    "linear_class": "autobitlinear",
+    "quantization_mode": "offline",
+    "modules_to_not_convert": ["lm_head"],
+}
+"""What ``config.json`` says of `ternary_parts`."""
 _IN_A_BYTE = 4
 _DIVIDES = {"bitlinear": True, "autobitlinear": False}
 
@@ -88,3 +95,14 @@ class BitNet:
             )
 
         return module.stored(".weight", (outputs, inputs), assemble)
+
+
+def ternary_parts(codes_OI: Array, scale: Array) -> dict[str, Array]:
+    """The tensors, by suffix, of codes −1, 0 and 1 that a scale multiplies; O in whole fours."""
+    outputs, inputs = codes_OI.shape
+    quarters = (codes_OI + 1).astype(np.uint8).reshape(_IN_A_BYTE, outputs // _IN_A_BYTE, inputs)
+    places = (2 * np.arange(_IN_A_BYTE, dtype=np.uint8))[:, None, None]
+    return {
+        ".weight": np.bitwise_or.reduce(quarters << places, axis=0),
+        ".weight_scale": cast(scale.reshape(1), "bfloat16"),
+    }
