@@ -15,10 +15,12 @@ from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.memory import bits_per_weight, num_parameters, weights_bytes
 from ridgeline.roofline.predict import Prediction, StepPredictor, is_known
-from ridgeline.scheduler.pricing import DEFAULT_PRICE, LinearPrice
+from ridgeline.scheduler.pricing import DEFAULT_CURVE, DEFAULT_PRICE, LinearPrice, StepCurve
 
 _CONTEXT = 512  # tokens before the one whose seconds are predicted
 _PROMPT, _FAR = 256, 2048
+_CURVE_TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048)
+_CURVE_SEQUENCES = 16
 _WORTH_SAYING = 1.3  # times as fast
 
 
@@ -38,6 +40,7 @@ def load_summary(
         weights_bytes=int(weights_bytes(priced)),
         num_parameters=num_parameters(priced),
         price=DEFAULT_PRICE if predictor is None else linear_price(predictor, priced),
+        curve=DEFAULT_CURVE if predictor is None else step_curve(predictor, priced),
     )
 
 
@@ -52,6 +55,24 @@ def linear_price(predictor: StepPredictor, model: PricedModel) -> LinearPrice:
     of_model = StepPredictor({ModelRole.TARGET: model}, predictor.calibration)
     one_s = of_model.batch_seconds(make_batch([(0, 1)]))
     return LinearPrice(pass_s=max(0.0, one_s - token_s), token_s=token_s, pair_s=pair_s)
+
+
+def step_curve(predictor: StepPredictor, model: PricedModel) -> StepCurve:
+    """The price of a prompt's tokens alone by their number, and of decodes by their context."""
+    of_model = StepPredictor({ModelRole.TARGET: model}, predictor.calibration)
+    longest, context = model.spec.max_position, min(_FAR, model.spec.max_position - 1)
+    tokens = tuple(each for each in _CURVE_TOKENS if each <= max(16, longest))
+    near, far = (
+        of_model.batch_seconds(make_batch([(before, before + 1)] * _CURVE_SEQUENCES))
+        for before in (0, context)
+    )
+    return StepCurve(
+        tokens=tokens,
+        seconds=tuple(
+            of_model.batch_seconds(make_batch([(0, each)], logit_rows=1)) for each in tokens
+        ),
+        context_s=max(0.0, (far - near) / (_CURVE_SEQUENCES * max(1, context))),
+    )
 
 
 def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Observer) -> str:

@@ -13,7 +13,7 @@ from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import StepPrice
 from ridgeline.core.request import RequestTimings
 from ridgeline.core.result import SegmentResult, StepResult, StepTimings
-from ridgeline.engine.summary import linear_price
+from ridgeline.engine.summary import linear_price, step_curve
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
 from ridgeline.fleet.load import LoadTracker, TrackedRequest
 from ridgeline.fleet.policies import ByPrice, EngineChoice, LoadColumns, Policy, Wanted
@@ -26,7 +26,7 @@ from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.separable import SeparablePredictor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 from ridgeline.scheduler import Sequence as Sample
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.pricing import LinearPrice, StepCurve
 
 _BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
 _USUAL_OUTPUT_TOKENS = 128
@@ -46,11 +46,12 @@ class FleetTraffic:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMachine:
     """What each replica is: its scheduler's settings, what steps cost, in predicted seconds and as
-    routers are told, and seconds of the host for each step and segment."""
+    routers are told (``linear``, ``curve``), and seconds of the host for each step and segment."""
 
     settings: SchedulerConfig
     price: StepPrice
     linear: LinearPrice
+    curve: StepCurve
     host_step_s: float = 0.0
     host_segment_s: float = 0.0
 
@@ -72,6 +73,7 @@ class SimulatedMachine:
             settings=scheduler_settings(executor, config, kv_pool_bytes=kv_pool_bytes),
             price=price,
             linear=linear_price(price, model),
+            curve=step_curve(price, model),
             host_step_s=calibration.host_step_s,
             host_segment_s=calibration.host_segment_s,
         )

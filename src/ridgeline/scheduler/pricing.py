@@ -42,9 +42,33 @@ class LinearPrice:
         return self.token_s * num_tokens + self.pair_s * pairs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCurve:
+    """Seconds of a step by how many tokens it computes, at the points ``tokens`` and linear between
+    them and beyond, and of each token of context that its single tokens attend to."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    context_s: float
+
+    @classmethod
+    def of_linear(cls, price: LinearPrice) -> "StepCurve":
+        """All that a linear price says."""
+        seconds = price.pass_s + price.token_s, price.pass_s + 2 * price.token_s
+        return cls(tokens=(1, 2), seconds=seconds, context_s=price.pair_s)
+
+    def step_s(self, num_tokens: int, context: float) -> float:
+        """Seconds of a step of ``num_tokens``, of which single ones attend to ``context``."""
+        at = min(max(1, bisect_right(self.tokens, num_tokens)), len(self.tokens) - 1)
+        (first, last), (low_s, high_s) = self.tokens[at - 1 : at + 1], self.seconds[at - 1 : at + 1]
+        slope_s = (high_s - low_s) / (last - first)
+        return low_s + slope_s * (num_tokens - first) + self.context_s * context
+
+
 # Only the proportions matter, since `Pricing` scales it to what steps really take: a pass costs as
 # much as 16 tokens, and a token as much as attending to 4,096 others.
 DEFAULT_PRICE = LinearPrice(pass_s=1.6e-3, token_s=1e-4, pair_s=2.5e-8)
+DEFAULT_CURVE = StepCurve.of_linear(DEFAULT_PRICE)
 
 
 class Pricing:

@@ -64,6 +64,7 @@ async def engine_state(call: Call) -> Reply:
         pass_s=price.pass_s,
         token_s=price.token_s,
         pair_s=price.pair_s,
+        curve=server.engine.summary.curve,
         kv_name="" if peers is None else peers.engine,
         kv_token_bytes=0.0 if peers is None else peers.entry_bytes / config.block_tokens,
         kv_sources={

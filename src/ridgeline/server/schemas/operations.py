@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.pricing import LinearPrice, StepCurve
 
 
 class ProfileRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -21,9 +21,10 @@ class EngineState(Struct, kw_only=True):
 
     ``is_open``: it asks for no keys. ``epoch`` is another one when nothing that was cached is left.
     ``models``: names that it serves. ``max_seqs`` run at once, and ``kv_tokens`` are held. The
-    others are those of `LinearPrice`, and what it is among engines that read KV of each other: its
-    random name there, empty if it gives out none, the bytes of KV of a token (0: not known yet),
-    and the names of those that it can read from now, with bytes a second (0: nothing came of late).
+    price is ``curve``, by a step's tokens, and as `LinearPrice`. The rest is what it is among
+    engines that read KV of each other: its random name there, empty if it gives out none, the bytes
+    of KV of a token (0: not known yet), and the names of those that it can read from now, with
+    bytes a second (0: nothing came of late).
     """
 
     ready: bool
@@ -36,6 +37,7 @@ class EngineState(Struct, kw_only=True):
     pass_s: Annotated[float, Meta(ge=0)]
     token_s: Annotated[float, Meta(ge=0)]
     pair_s: Annotated[float, Meta(ge=0)]
+    curve: StepCurve | None = None
     kv_name: str = ""
     kv_token_bytes: Annotated[float, Meta(ge=0)] = 0.0
     kv_sources: dict[str, Annotated[float, Meta(ge=0)]] = {}
