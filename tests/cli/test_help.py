@@ -69,6 +69,10 @@ def test_short_options():
         (("ps",), "no command ps: the `/api/ps` of a running server"),
         (("cp", "a", "b"), "no command cp: `ridgeline pull MODEL --alias NAME`"),
         (("create", "x", "-f", "Modelfile"), "no command create: there are no Modelfiles"),
+        (("generate", "-ngl", "99"), "no option -ngl: layers are not moved"),  # not -n
+        (("-ngl", "99"), "no option -ngl: layers are not moved"),
+        (("plan", "--shape", "gpt2", "-ep", "4"), "no option -ep (see"),  # not MODEL 4
+        (("bench", "throughput"), "no command bench throughput: `ridgeline bench --batch 32`"),
     ],
 )
 def test_what_other_programs_call_it_is_answered_with_our_name(words, told, capsys):
@@ -85,7 +89,7 @@ def test_our_names_for_what_others_have_are_there():
     assert ours <= set(known)
     assert not other_programs._OPTIONS.keys() & set(known)
     assert not other_programs.COMMANDS.keys() & set(COMMANDS)
-    told = " ".join(other_programs.COMMANDS.values())
+    told = " ".join([*other_programs.COMMANDS.values(), *other_programs.BENCH_COMMANDS.values()])
     assert set(re.findall(r"`ridgeline ([a-z]+)", told)) <= set(COMMANDS)
 
 

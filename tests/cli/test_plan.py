@@ -396,6 +396,19 @@ def test_machines_like_this_one_are_stages_of_a_pipeline_over_a_network(capsys, 
     assert "one machine like this" in run(capsys, "--shape", "qwen3-0.6b", "--count", "2")[2]
 
 
+def test_layouts_that_miss_the_limits_or_do_not_fit_are_not_called_best(capsys):
+    base = ("--shape", "qwen3-0.6b", "--hardware", "l4", "--layouts", *SHORT)
+    text = " ".join(run(capsys, *base, "--slo", "tpot=0.000001")[1].split())
+    assert "none meets the limits; most tokens with -tp 1" in text and "best" not in text
+    out = run(capsys, "--shape", "llama-3.1-70b", "--hardware", "l4", "--layouts", *SHORT)[1]
+    assert "none holds a sequence of this length" in out and "tok/s" not in out
+
+
+def test_heads_that_do_not_divide_are_said(capsys):
+    out = run(capsys, "--shape", "llama-3.2-1b", "--hardware", "h100", "-tp", "7", *SHORT)[1]
+    assert "heads do not divide by 7" in " ".join(out.split())
+
+
 def test_what_layouts_do_not_take_is_refused(capsys):
     base = ("--shape", "qwen3-0.6b", "--hardware", "l4")
     for more, message in (

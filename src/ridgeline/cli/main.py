@@ -13,6 +13,7 @@ from ridgeline.cli.config_file import apply_config_file
 from ridgeline.cli.environment import apply_environment
 from ridgeline.cli.examples import EXAMPLES
 from ridgeline.cli.options import Parser
+from ridgeline.cli.other_programs import BENCH_COMMANDS
 from ridgeline.core.errors import MissingDependencyError, RidgelineError
 
 # The module that has the options and runs each command (or several, then with the function that
@@ -90,8 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a locale without UTF-8: "?" for what it lacks
     parser = build_parser()
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["bench"] and words[1:2] and words[1] in _BENCHES:
-        words[:2] = [f"bench-{words[1]}"]
+    if words[:1] == ["bench"] and words[1:2]:
+        if words[1] in BENCH_COMMANDS and not os.path.exists(words[1]):
+            parser.error(f"there is no command bench {words[1]}: {BENCH_COMMANDS[words[1]]}")
+        if words[1] in _BENCHES:
+            words[:2] = [f"bench-{words[1]}"]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         arguments = parser.parse_args(words)

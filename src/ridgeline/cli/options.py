@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -36,6 +36,7 @@ _SHORT = {  # as in llama.cpp, vLLM
     "expert_parallel_size": ("-ep",),
 }  # fmt: skip
 _CLAUSE_END = re.compile(r"[.;] ")  # --help has the first clause, --help-all all of them
+_NUMBER = re.compile(r"-\.?\d")  # a value, and no option
 _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNORECASE | re.ASCII)
 
@@ -59,6 +60,9 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Refuse what is not known here, where the options of the command are."""
         self.load_options()
+        words = sys.argv[1:] if args is None else args
+        for word in self._own_options(words):
+            self._check_option(word)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])
@@ -70,6 +74,23 @@ class Parser(argparse.ArgumentParser):
             module, _, function = self._module.partition(":")
             getattr(importlib.import_module(module), function or "add_options")(self)
             self._module = None
+
+    def _own_options(self, words: Sequence[str]) -> Iterator[str]:
+        """Words that can only be options, before those of a command."""
+        for word in words:
+            if word == "--" or (self._subparsers is not None and not word.startswith("-")):
+                return
+            if word.startswith("-") and " " not in word and not _NUMBER.match(word):
+                yield word.partition("=")[0]
+
+    def _check_option(self, option: str) -> None:
+        """Refuse one that is not known, before its value is taken for a model, or it for the
+        beginning of another: ``-ngl 99`` is not ``-n gl``."""
+        known = self._option_string_actions
+        is_joined = not option.startswith("--") and option[:2] in known
+        meant = meant_option(option, frozenset(known))
+        if option not in known and option != "-" and (meant is not None or not is_joined):
+            self._refuse(option)
 
     def _refuse(self, word: str) -> NoReturn:
         option = word.partition("=")[0]

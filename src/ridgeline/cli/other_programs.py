@@ -1,5 +1,12 @@
 """Commands and options of Ollama, llama.cpp and vLLM, and what stands here in their place."""
 
+# What vLLM's `bench` measures: the end of "there is no command bench NAME".
+BENCH_COMMANDS = {
+    "throughput": "`ridgeline bench --batch 32` measures decode steps, "
+    "and `ridgeline bench serve --concurrency 32` whole requests",
+    "latency": "`ridgeline bench` measures steps",
+    "sweep": "`ridgeline optimize` tries settings",
+}
 # The end of a sentence that begins with "there is no command NAME".
 COMMANDS = {
     "ps": "the `/api/ps` of a running server lists what is in memory",
@@ -13,6 +20,10 @@ COMMANDS = {
     "complete": "`ridgeline generate` completes a prompt",
     "run-batch": "`ridgeline batch` answers a file of requests",
     "perplexity": "`ridgeline eval` measures it",
+    "launch": "`ridgeline serve` has the APIs of OpenAI, Anthropic and Ollama; point a tool at it",
+    "models": "`ridgeline list` lists the models on this machine",
+    "unload": "POST /admin/models/unload lets one of several models of a server go",
+    "version": "`ridgeline --version` prints it",
     "help": "`ridgeline --help` lists the commands, and `ridgeline COMMAND --help` its options",
 }
 _OPTIONS = {
@@ -39,6 +50,11 @@ _OPTIONS = {
     "--type": "--gguf-type",
     "--tp-size": "--tensor-parallel-size",
     "--device": "--executor",
+    "--draft": "--num-speculative-tokens",
+    "--draft-max": "--num-speculative-tokens",
+    "--draft-n": "--num-speculative-tokens",
+    "--keep-alive": "--model-ttl",
+    "--cpu-offload-gb": "--weights-memory-bytes",
     "--speculative-config": "--speculation",
     "--enable-log-requests": "--log-requests",
     "--backend": "--executor",
@@ -48,6 +64,9 @@ _NO_NEED = {
     "-ngl": _NO_LAYERS,
     "--gpu-layers": _NO_LAYERS,
     "--n-gpu-layers": _NO_LAYERS,
+    "-fa": "attention never writes its scores to memory",
+    "--flash-attn": "attention never writes its scores to memory",
+    "--mlock": "weights that are used stay in memory",
     "--trust-remote-code": "no code of a model is ever run",
     "--enable-lora": "--adapters NAME=FOLDER is enough",
     "--enable-chunked-prefill": "prompts are always computed in chunks",

@@ -154,7 +154,6 @@ def print_layouts(result: Mapping[str, Any], count: int, hardware: str) -> None:
             f"{each['sent_bytes'] / 1e3:,.1f}",
             f"{each['exchanged_share']:.1%}",
         )
-    console.print(table)
     by_name = {each["options"]: each for each in result["layouts"]}
     if result["best"] is None:
         print_paragraph(
@@ -162,21 +161,22 @@ def print_layouts(result: Mapping[str, Any], count: int, hardware: str) -> None:
         )
     else:
         best, fastest = by_name[result["best"]], by_name[result["fastest_alone"]]
-        missed = "" if best["meets_slo"] else "; none meets the limits"
+        title = "best" if best["meets_slo"] else "none meets the limits; most tokens with"
+        console.print(table)
         print_paragraph(
             console,
-            f"  best {best['options']}: {best['output_tok_s']:,.0f} tok/s{missed}. A lone request "
+            f"  {title} {best['options']}: {best['output_tok_s']:,.0f} tok/s. A lone request "
             f"is fastest with {fastest['options']}: {_milliseconds(fastest['alone_tpot_s'])} ms a "
             "token",
             indent=4,
         )
-    print_paragraph(
-        console,
-        "  TTFT and the first TPOT are of a lone request; kB are what all ranks of a replica send "
-        "for a token that is decoded, exchanges are their share of that time",
-        indent=4,
-        style="dim",
-    )
+        print_paragraph(
+            console,
+            "  TTFT and the first TPOT are of a lone request; kB are what all ranks of a replica "
+            "send for a token that is decoded, exchanges are their share of that time",
+            indent=4,
+            style="dim",
+        )
     refused = [
         f"Not possible: {', '.join(options)}. {why}" for why, options in result["refused"].items()
     ]

@@ -31,7 +31,9 @@ def add_options(parser: Parser) -> None:
     """Add the options of this command."""
     add_model_options(parser)
     add_settings(parser, ServerConfig, title="server")
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="more, each also NAME=MODEL")
+    parser.add_argument(
+        "models", nargs="*", metavar="NAME=MODEL", help="more; NAME= may be left out"
+    )
     group = parser.add_argument_group("several models")
     group.add_argument(
         "--memory",

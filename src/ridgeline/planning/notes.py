@@ -15,6 +15,7 @@ from ridgeline.roofline.catalogue import DeviceKind
 def notes_of(question: Question, replica: Replica, traffic: Traffic | None) -> list[str]:
     """Of the machine, the model on it, the replica, and the ``traffic`` if there is any."""
     notes = [*machine_notes(question.machine), *model_notes(question)]
+    notes += _uneven(question, replica)
     if traffic is None:
         return [*notes, *_spread(question, replica)]
     return [*notes, *_left_out(traffic)]
@@ -56,6 +57,15 @@ def _slow_format(machine: Machine, model: PricedModel) -> Iterator[str]:
         yield (
             f"{machine.name} has no bfloat16 in its tensor cores and multiplies it at float32's "
             f"rate: --dtype float16 has {gain:.0f} times as much."
+        )
+
+
+def _uneven(question: Question, replica: Replica) -> Iterator[str]:
+    """That some ranks have more heads than others."""
+    if replica.model.spec != question.model.spec:
+        yield (
+            f"The heads do not divide by {replica.model.layout.tensor}, and ranks are priced as "
+            "the fullest of them. Ridgeline's own ranks refuse such a split."
         )
 
 
