@@ -1,6 +1,7 @@
 // A mixture of experts: each token's best experts are chosen, tokens are grouped by expert, and the
 // results are added in the order of the experts' numbers, whatever else is in the batch.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 
@@ -36,6 +37,8 @@ class MoEOp : public Op {
   std::vector<int32_t> borders;  // the first expert of each rank, and the end
   int rank;
   std::vector<FeedForward> experts;  // this rank's
+  // Tokens of each expert so far, of all ranks; read while steps run.
+  mutable std::vector<std::atomic<int64_t>> num_tokens_of;
 
   void run(Context& c) const override {
     int32_t num_tokens = c.num_tokens(), width = router.matrix.columns;
@@ -57,6 +60,8 @@ class MoEOp : public Op {
     for (int e = 0; e < routing.num_experts; ++e) {
       if (routes.starts[e] == routes.starts[e + 1]) continue;
       ++c.experts_read;
+      num_tokens_of[static_cast<size_t>(e)].fetch_add(routes.starts[e + 1] - routes.starts[e],
+                                                      std::memory_order_relaxed);
       if (e < borders[rank] || e >= borders[rank + 1]) continue;
       float* out = outputs + int64_t{routes.starts[e]} * width;
       if (alone) out = one_output(c, routes, e, width);
@@ -67,6 +72,10 @@ class MoEOp : public Op {
     exchange(c, routes, outputs, width, static_cast<int32_t>(num_outputs));
     for (int e = 0; e < routing.num_experts; ++e)
       add_expert(c, e, routes, outputs + int64_t{routes.starts[e]} * width, width);
+  }
+
+  void expert_tokens(int64_t* counts) const override {
+    for (const auto& count : num_tokens_of) *counts++ = count.load(std::memory_order_relaxed);
   }
 
  private:
@@ -205,6 +214,7 @@ std::unique_ptr<Op> make_moe(int source, const rl_routing& routing, const rl_lin
   auto op = std::make_unique<MoEOp>();
   op->source = source, op->routing = routing, op->router = router, op->correction = correction;
   op->borders = borders, op->rank = rank;
+  op->num_tokens_of = std::vector<std::atomic<int64_t>>(static_cast<size_t>(routing.num_experts));
   for (int e = 0; e < borders[rank + 1] - borders[rank]; ++e)
     op->experts.push_back({gate ? gate[e] : rl_linear{}, up[e], down[e], activation});
   return op;

@@ -380,6 +380,10 @@ float* rl_buffer(rl_program* p, int32_t buffer) { return p->buffers[buffer]; }
 
 int64_t rl_take_experts_read(rl_program* p) { return std::exchange(p->experts_read, 0); }
 
+void rl_expert_tokens(const rl_program* p, int32_t op, int64_t* counts) {
+  p->ops[static_cast<size_t>(op)]->expert_tokens(counts);
+}
+
 int32_t rl_run(rl_program* p, rl_pool* pool, int32_t first, int32_t last, const rl_batch* batch,
                const rl_kv_group* groups, const float* const* cos_sin,
                const rl_adapter* const* adapters) try {

@@ -71,6 +71,7 @@ class Op {
  public:
   virtual ~Op() = default;
   virtual void run(Context& context) const = 0;
+  virtual void expert_tokens(int64_t*) const {}  // of a mixture of experts
 };
 
 // Calls body(token) for every token, shared out in runs of a few.

@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 15
+#define RL_ABI_VERSION 16
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -410,6 +410,9 @@ RL_API float* rl_buffer(rl_program* program, int32_t buffer);
 
 /* Experts whose weights were read since the last call, summed over layers and steps. */
 RL_API int64_t rl_take_experts_read(rl_program* program);
+/* counts [experts] = tokens that went to each expert of a mixture so far, those of other ranks
+ * included. May be called while steps run. */
+RL_API void rl_expert_tokens(const rl_program* program, int32_t op, int64_t* counts);
 
 /* Runs ops [first, last) over the batch. `cos_sin` are for each table cos [T, half] and then sin
  * [T, half], read only for tables without frequencies. `adapters` are for each sequence the parts

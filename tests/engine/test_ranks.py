@@ -45,6 +45,7 @@ DIGITS = SamplingParams(
     max_tokens=12,
     structured_outputs=StructuredOutputs(kind=GrammarKind.REGEX, source="[0-9]{8}"),
 )
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
 GOES_ON = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 NOTICED_S = 10.0
@@ -107,6 +108,22 @@ def test_ranks_that_share_experts_give_the_tokens_of_one_process(open_llm, specu
             assert _outputs(llm) == expected
             assert llm._engine.executor.num_ranks == 2 * stages
             assert llm._engine.scheduler.num_preemptions > 0
+
+
+def test_tokens_of_each_expert_are_counted_in_all_stages(open_llm):
+    """By one process, and by two ranks in each of two stages."""
+    found, skews = [], []
+    for ranks in ({}, {"expert_parallel_size": 2, "pipeline_parallel_size": 2}):
+        with open_llm("off", pair="experts", max_model_len=160, **ranks) as llm:
+            llm.generate([[5 + token % 90 for token in range(40)]], GREEDY)
+            time.sleep(1.0 if ranks else 0.0)  # they tell twice a second
+            executor = llm._engine.executor
+            found.append({name: each.tolist() for name, each in executor.expert_tokens().items()})
+            skews.append(llm.roofline().experts)
+    assert found[1] == found[0]
+    assert {sum(counts) for counts in found[0].values()} == {2 * (40 + 5)}
+    assert skews[1].skew == skews[0].skew > 1.0
+    assert skews[1].rank_skew > skews[0].rank_skew == 1.0
 
 
 def test_experts_on_more_ranks_than_matrices_give_the_tokens_of_one_process(open_llm):

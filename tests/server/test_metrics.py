@@ -11,11 +11,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.running import running
 
 from ridgeline.core.errors import SettingsError
+from ridgeline.core.expert_load import expert_load
 from ridgeline.core.request import CompletionChunk
 from ridgeline.roofline.slo import Slo
 from ridgeline.server.context import Call
@@ -158,6 +160,22 @@ def test_limits_are_published_and_wrong_ones_refused(served):
     assert 'ridgeline:slo_seconds{model_name="tiny",slo="tpot"} 0.12' in text
     with pytest.raises(SettingsError, match="preset"):
         dataclasses.replace(served.server.config, slo="fast")
+
+
+def test_the_load_of_experts_has_as_many_series_however_many_there_are(served, monkeypatch):
+    engine, config = served.server.engine, served.server.config
+    tokens = {f"layers.{n}.router": np.array([1, 1, 1, 5]) for n in range(60)}
+    report = dataclasses.replace(engine.stats().roofline, experts=expert_load(tokens, 2))
+    stats = dataclasses.replace(engine.stats(), roofline=report)
+    monkeypatch.setattr(engine, "stats", lambda: stats)
+    text = Metrics(engine, config, "tiny").exposition(with_tenants=False).decode()
+    found = dict(re.findall(r"^(ridgeline:expert_.*) (\S+)$", text, re.MULTILINE))
+    assert found == {
+        'ridgeline:expert_tokens_total{model_name="tiny"}': "480.0",
+        'ridgeline:expert_skew{model_name="tiny",of="experts"}': "2.5",
+        'ridgeline:expert_skew{model_name="tiny",of="worst_layer"}': "2.5",
+        'ridgeline:expert_skew{model_name="tiny",of="ranks"}': "1.5",
+    }
 
 
 def test_the_live_view_has_p99_from_1_000_requests_on(served, monkeypatch):

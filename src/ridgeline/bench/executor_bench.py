@@ -1,6 +1,6 @@
 """``ridgeline bench``: from settings to a report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,10 @@ from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.expert_load import plain_load
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.engine.loading import load_model
+from ridgeline.engine.observing import load_of_experts
 from ridgeline.executors import create_executor, executor_traits
 from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.library import native_level
@@ -42,6 +44,7 @@ class BenchReport:
 
     ``predictor`` is there if this machine was calibrated for the executor.
     ``calibration`` says with what, and ``contradiction`` that the steps are far from it.
+    ``experts`` is how the tokens of all steps were spread over experts (`plain_load`).
     """
 
     model: str
@@ -52,6 +55,7 @@ class BenchReport:
     predictor: StepPredictor | None = None
     calibration: str | None = None
     contradiction: str | None = None
+    experts: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain values; of the two rates of a case, one is ``None``."""
@@ -75,6 +79,7 @@ class BenchReport:
             "contradiction": self.contradiction,
             "cases": [self._case(measurement) for measurement in self.measurements],
             "kv_reuse": self._kv_reuse(),
+            "experts": self.experts,
         }
 
     def _kv_reuse(self) -> list[dict[str, Any]]:
@@ -167,6 +172,7 @@ def bench_executor(
         )
         predictor = _predictor(priced, executor.name)
         measurements = run_rounds(workloads, priced, meter, rounds=rounds, progress=progress)
+        experts = plain_load(load_of_experts(executor), executor.expert_tokens())
     finally:
         executor.close()
     ceilings = meter.report()
@@ -176,6 +182,7 @@ def bench_executor(
         priced=priced,
         ceilings=ceilings,
         measurements=measurements,
+        experts=experts,
         predictor=predictor,
         calibration=describe(predictor.calibration) if predictor else None,
         contradiction=contradicted(predictor, measurements, quiet=not ceilings.contended)

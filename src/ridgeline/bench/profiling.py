@@ -3,7 +3,7 @@ ceilings."""
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,11 @@ from ridgeline.bench.ceilings import CeilingMeter
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContextLengthError
+from ridgeline.core.expert_load import plain_load
 from ridgeline.core.recorded_step import RecordedStep
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.observing import load_of_experts
 from ridgeline.engine.profiling import profile_of, record, stop_recording
 from ridgeline.executors import executor_traits
 from ridgeline.executors.recorder import Recording
@@ -47,7 +49,8 @@ class ProfileCase:
 @dataclass(frozen=True, kw_only=True)
 class ProfileReport:
     """The round of median length. ``unrecorded_s``: a step's seconds without recording, the median
-    of all rounds; ``steps`` are those of the profile."""
+    of all rounds; ``steps`` are those of the profile. ``experts`` is how tokens were spread over
+    experts (`plain_load`), those that were not recorded included."""
 
     model: str
     executor: str
@@ -57,6 +60,7 @@ class ProfileReport:
     steps: Sequence[RecordedStep]
     unrecorded_s: float
     recorded_s: float
+    experts: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain values."""
@@ -67,6 +71,7 @@ class ProfileReport:
             "case": self.case.name,
             "unrecorded_s": self.unrecorded_s,
             "recorded_s": self.recorded_s,
+            "experts": self.experts,
             **self.profile.to_json(),
         }
 
@@ -113,6 +118,7 @@ def profile_engine(
             steps=recordings[profiles.index(profile)].steps(),
             unrecorded_s=statistics.median(unrecorded),
             recorded_s=statistics.median(each.seconds for each in profiles),
+            experts=plain_load(load_of_experts(engine.executor), engine.executor.expert_tokens()),
         )
     finally:
         engine.close()

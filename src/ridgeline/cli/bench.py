@@ -75,6 +75,7 @@ def print_report(result: Mapping[str, Any]) -> None:
             f"KV reuse at {row['context']}: a token comes {row['ratio']:.1f} times as fast "
             f"(predicted {row['predicted_ratio']:.1f})."
         )
+    print_experts(console, result["experts"])
     if result["predicted_by"] == "roof":
         console.print(
             "Predicted is the least that the ceilings allow: this machine is not calibrated "
@@ -90,6 +91,12 @@ def print_report(result: Mapping[str, Any]) -> None:
         parts = [f"{case['name']} {case['joules_per_token']:.3g} J" for case in energies]
         console.print(f"Energy of a token ({energies[0]['energy_source']}): {', '.join(parts)}")
     print_ceilings(console, result["ceilings"])
+
+
+def print_experts(console: Console, experts: Mapping[str, Any] | None) -> None:
+    """How tokens were spread over experts, where there are some."""
+    if experts is not None:
+        console.print(f"{experts['routed_tokens']:,} tokens to {experts['text']}.", markup=False)
 
 
 def print_ceilings(console: Console, ceilings: Mapping[str, Any]) -> None:

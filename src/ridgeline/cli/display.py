@@ -201,4 +201,6 @@ def roofline_line(report: RooflineReport) -> str:
         parts.append(text)
     if parts and report.prefill.mfu is None and report.decode.mfu is None:
         parts.append("`ridgeline roofline` measures the ceilings")
+    if report.experts is not None:
+        parts.append(str(report.experts))
     return " · ".join([*parts, *report.warnings])

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.bench import shape_config
+from ridgeline.cli.bench import print_experts, shape_config
 from ridgeline.cli.display import loading_bar, output_console
 from ridgeline.cli.options import Parser, add_model_options, engine_settings
 from ridgeline.core.errors import DiskError, InvalidRequestError
@@ -111,6 +111,7 @@ def print_profile(console: Console, title: str, result: dict[str, Any]) -> None:
             f"{moved}, gaps {each['gap_s'] * 1e6:,.1f} µs",
             markup=False,
         )
+    print_experts(console, result["experts"])
     conditions = (result["ceilings"] or {}).get("conditions", {})
     if conditions.get("contended"):
         console.print(

@@ -88,6 +88,11 @@ class Executor(Protocol):
         """What quantized matrices are held in, by weight, those of the checkpoint included."""
         return {}
 
+    def expert_tokens(self) -> Mapping[str, npt.NDArray[np.int64]]:
+        """Tokens that the target's routers, by their weight, have sent to each of their experts so
+        far, ``[experts]``; empty where that is not counted. May be called from any thread."""
+        return {}
+
     def kv_budget_bytes(self, max_num_batched_tokens: int) -> int | None:
         """What a device has for KV beside weights and steps of that size; ``None``: it is the
         host's memory that counts."""

@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from msgspec.structs import replace as replace_fields
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
+from ridgeline.core.expert_load import ExpertLoad, expert_load
 from ridgeline.core.ops import MoE, Op
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
@@ -59,7 +61,17 @@ def make_observer(
     if config.weights_memory_bytes is not None:
         calibration = None  # its steps do not wait for a disk, and are not to be corrected by those
     _log.info("Steps are priced by a model that is %s.", describe(calibration))
-    return Observer(priced, StepPredictor(priced, calibration) if calibration else None)
+    return Observer(
+        priced,
+        StepPredictor(priced, calibration) if calibration else None,
+        experts=partial(load_of_experts, executor),
+    )
+
+
+def load_of_experts(executor: Executor) -> ExpertLoad | None:
+    """How an executor's tokens were spread over experts, and over the ranks that share them."""
+    num_ranks = executor.layout.stage_ranks if isinstance(executor, DistributedExecutor) else 1
+    return expert_load(executor.expert_tokens(), num_ranks)
 
 
 def with_exchanges(model: ExecutorModel, executor: Executor, role: ModelRole) -> ExecutorModel:

@@ -100,6 +100,9 @@ class PoolExecutor(StepRunner, Generic[Pool]):
     def cpu_s(self) -> float:
         return 0.0
 
+    def expert_tokens(self) -> Mapping[str, Array]:
+        return {}
+
     def kv_budget_bytes(self, max_num_batched_tokens: int) -> int | None:
         return None
 

@@ -8,10 +8,11 @@ report is asked for.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
@@ -60,7 +61,8 @@ class RooflineReport:
     steps contradict the calibration.
 
     ``levels`` are bytes per second by memory level, main memory's last. Of ``num_steps`` the last
-    ``num_pending`` are not priced yet, and in nothing else here.
+    ``num_pending`` are not priced yet, and in nothing else here but ``experts``: how tokens were
+    spread over experts, where there are some and the executor counts them.
     """
 
     prefill: PhaseReport
@@ -74,6 +76,7 @@ class RooflineReport:
     warnings: tuple[str, ...]
     conditions: Mapping[str, str | float | int | bool | None]
     levels: Mapping[str, float]
+    experts: ExpertLoad | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ class Observer:
     Args:
         models: what is priced, by role.
         predictor: with a calibration, steps are predicted too, and its correction learns.
+        experts: how tokens were spread over experts so far.
         size: steps noted and not yet priced, at the most; more are dropped, and counted.
     """
 
@@ -103,10 +107,12 @@ class Observer:
         models: Mapping[ModelRole, PricedModel],
         predictor: StepPredictor | None = None,
         *,
+        experts: Callable[[], ExpertLoad | None] = lambda: None,
         size: int = 512,
     ) -> None:
         self._models = models
         self._predictor = predictor
+        self._experts = experts
         self._pending: deque[tuple[StepPlan, StepResult, float]] = deque()
         self._size = size
         self._totals = {phase: _Totals() for phase in Phase}
@@ -159,6 +165,7 @@ class Observer:
                 ),
             ),
             conditions={} if ceilings is None else ceilings.conditions,
+            experts=self._experts(),
             levels=(
                 {}
                 if ceilings is None

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.core.errors import EngineUnavailableError
+from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.speculation_figures import DraftChoices, SpeculationFigures
 from ridgeline.engine.client import EngineClient
 from ridgeline.kvcache.tiers import PeerFigures
@@ -256,6 +257,8 @@ class _EngineMetrics:
                 if (value := getattr(totals, field)) is not None:
                     gauge.add_metric([self._model, phase], value)
             yield gauge
+        if report.experts is not None:
+            yield from self._experts(report.experts)
         roof = roof_of(report) or {}
         for name, text, key in (
             ("ceiling_flops_per_second", "Measured ceiling of products.", "flops"),
@@ -276,6 +279,29 @@ class _EngineMetrics:
                 if (value := getattr(totals, field)) is not None:
                     counter.add_metric([self._model, phase], value)
             yield counter
+
+    def _experts(self, load: ExpertLoad) -> Iterable[Metric]:
+        """How tokens are spread over experts: as many series however many experts there are."""
+        counter = CounterMetricFamily(
+            PREFIX + "expert_tokens",
+            "Tokens times experts of each, over all layers.",
+            labels=["model_name"],
+        )
+        counter.add_metric([self._model], float(load.routed_tokens))
+        yield counter
+        gauge = GaugeMetricFamily(
+            PREFIX + "expert_skew",
+            "Tokens of the most loaded / of the mean: of experts over all layers, of those of the "
+            "worst layer, of ranks that share them.",
+            labels=["model_name", "of"],
+        )
+        for of, skew in (
+            ("experts", load.skew),
+            ("worst_layer", load.worst_skew),
+            ("ranks", load.rank_skew),
+        ):
+            gauge.add_metric([self._model, of], skew)
+        yield gauge
 
     def _cache_config(self) -> Metric:
         config = self._engine.config

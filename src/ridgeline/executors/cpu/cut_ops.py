@@ -10,7 +10,7 @@ from ridgeline.core import ops
 from ridgeline.core.arrays import Array, cast
 from ridgeline.executors.cpu.batch import CPUBatch
 from ridgeline.executors.cpu.program import Program
-from ridgeline.executors.reference.token_ops import TokenOps, Tokens
+from ridgeline.executors.reference.token_ops import TokenOps, Tokens, add_tokens
 from ridgeline.kernels.cpu.structs import Buffer
 from ridgeline.kernels.tensors import as_tensor
 from ridgeline.weights import Adapter
@@ -43,6 +43,7 @@ class CutOps:
             for adapter in adapters
         ]
         self._experts_read = 0
+        self.expert_tokens: dict[str, Array] = {}  # as `Executor.expert_tokens`
         self._own: dict[str, torch.Tensor] = {}  # what no native op reads, until the next step
 
     def take_experts_read(self) -> int:
@@ -71,6 +72,7 @@ class CutOps:
                 flat = rows.flatten(1)
                 native[name][:, : flat.shape[1]] = flat
         self._experts_read += forward.experts_read
+        add_tokens(self.expert_tokens, forward.expert_tokens)
 
 
 def _shapes(op: ops.Op, hidden_size: int) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.cache_groups import cache_groups
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
-from ridgeline.core.ops import Attend, Op, SendHidden, StageOp
+from ridgeline.core.ops import Attend, MoE, Op, SendHidden, StageOp
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec, RopeSpec
@@ -149,6 +149,15 @@ class CPUExecutor(PoolExecutor[KVCache]):
 
     def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
         return self._models[role].weights.formats()
+
+    def expert_tokens(self) -> Mapping[str, Array]:
+        found, model = dict[str, Array](), self._models[ModelRole.TARGET]
+        for op in (op for op in model.ops if isinstance(op, MoE)):
+            if model.cuts is None or op.router.name not in model.cuts.expert_tokens:
+                found[op.router.name] = model.program.expert_tokens(op)
+            else:
+                found[op.router.name] = model.cuts.expert_tokens[op.router.name].copy()
+        return found
 
     def free(self) -> None:
         for model in self._models.values():

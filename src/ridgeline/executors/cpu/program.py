@@ -75,6 +75,7 @@ class Program:
             self._library.rl_set_group(self._handle, group.handle)
             self._kept.append(group)
         self._num_ops = 0
+        self._moe: dict[str, int] = {}  # the native op of each router
         self._is_attention = False  # the op before
         self.native: list[int] = []  # the place of each native op among the model's
         self.cuts: list[tuple[int, ops.Op]] = []
@@ -180,6 +181,12 @@ class Program:
     def take_experts_read(self) -> int:
         """Experts whose weights were read since the last call, summed over layers and steps."""
         return int(self._library.rl_take_experts_read(self._handle))
+
+    def expert_tokens(self, op: ops.MoE) -> npt.NDArray[np.int64]:
+        """Tokens that an op that is native has sent to each expert so far."""
+        counts = np.zeros(op.router.shape[0], dtype=np.int64)
+        self._library.rl_expert_tokens(self._handle, self._moe[op.router.name], counts.ctypes.data)
+        return counts
 
     def rows(self, buffer: Buffer, num_tokens: int) -> npt.NDArray[np.float32]:
         """The first rows of a buffer itself, ``[num_tokens, its width]``."""
@@ -357,7 +364,7 @@ class Program:
         )  # fmt: skip
 
     def _add_moe(self, op: ops.MoE) -> None:
-        self._library.rl_add_moe(
+        self._moe[op.router.name] = self._library.rl_add_moe(
             self._handle, _BUFFERS[op.src], self._keep(routing_struct(op.routing, op.router)),
             self._linear(op.router, op.router_bias), self._vector(op.correction_bias),
             op.gate and self._stack(op.gate.name, op.gate_bias),

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from msgspec.structs import replace as renumbered
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.cache_groups import kv_groups, state_group
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, RidgelineError, SettingsError
@@ -169,6 +170,14 @@ class DistributedExecutor(Executor):
     def exchanged(self) -> list[tuple[int, int]]:
         """Bytes that each rank has sent to others, and its exchanges, until half a second ago."""
         return [(life.sent_bytes, life.num_exchanges) for life in self._ranks.lives()]
+
+    def expert_tokens(self) -> Mapping[str, Array]:
+        """Of all stages, until half a second ago."""
+        return {
+            router: counts
+            for life in self._ranks.lives()
+            for router, counts in life.expert_tokens.items()
+        }
 
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
         return self._specs[role]

@@ -123,12 +123,14 @@ class RankFailed(msgspec.Struct, tag=True, frozen=True):
 
 class Alive(msgspec.Struct, tag=True, frozen=True):
     """Now and then: seconds of processor time and of steps so far, without those that it waited
-    for other stages; bytes sent to other ranks and exchanges with them."""
+    for other stages; bytes sent to other ranks and exchanges with them. Of a stage's ranks the
+    first has its layers' `Executor.expert_tokens`."""
 
     cpu_s: float
     busy_s: float
     sent_bytes: int
     num_exchanges: int
+    expert_tokens: Mapping[str, npt.NDArray[np.int64]] = {}
 
 
 Command = Begin | Allocate | RunPlan | Masks | AbortStep | Export | Import

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.channel import Channel
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Executor, StepHandle
@@ -42,11 +43,13 @@ ALIVE_S = 0.5  # between two signs of life
 @dataclass(slots=True)
 class RankLinks:
     """What one rank exchanges with others through: ``group`` with those that have other parts of
-    the same layers, ``pipe`` with other stages. ``steps_s`` is what its steps took so far."""
+    the same layers, ``pipe`` with other stages. ``steps_s`` is what its steps took so far, and
+    ``expert_tokens`` what `Executor.expert_tokens` tells, once there is an executor."""
 
     group: RankGroup
     pipe: SocketPipe | None
     steps_s: float = 0.0
+    expert_tokens: Callable[[], Mapping[str, Array]] = dict
 
     @property
     def is_last_stage(self) -> bool:
@@ -70,6 +73,7 @@ class RankLinks:
             busy_s=max(0.0, self.steps_s - waited_s),
             sent_bytes=sent_bytes,
             num_exchanges=num_exchanges,
+            expert_tokens=self.expert_tokens(),
         )
 
 
@@ -82,6 +86,8 @@ class RankServer:
 
     def __init__(self, channel: Channel[Command], executor: Executor, links: RankLinks) -> None:
         self._channel, self._executor, self._links = channel, executor, links
+        if links.group.rank == 0:
+            links.expert_tokens = executor.expert_tokens
         self._steps: dict[int, StepHandle] = {}
         # What takes its turn among the steps, or waits for them, is not for the thread that reads.
         self._waiting = ThreadPoolExecutor(max_workers=executor.max_in_flight + 1)

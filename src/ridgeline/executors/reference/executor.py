@@ -16,6 +16,7 @@ from ridgeline.executors.pipeline import AwaitedPass
 from ridgeline.executors.reference.batch import Batch, build_batch
 from ridgeline.executors.reference.forward import Forward
 from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
+from ridgeline.executors.reference.token_ops import add_tokens
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels.tensors import as_array, as_tensor, torch_dtype
@@ -42,6 +43,7 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
             shares=any(model.is_exit for model in models.values()),
         )
         self._models = dict(models)
+        self._expert_tokens: dict[str, Array] = {}
         self._weights: dict[ModelRole, dict[str, torch.Tensor]] = {}
         for role, model in models.items():
             if model.is_exit:
@@ -53,6 +55,9 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
             self.pools[role] = ReferenceKVCache(
                 model.spec, torch_dtype(model.dtype), block_tokens, kv_cache_dtype
             )
+
+    def expert_tokens(self) -> Mapping[str, Array]:
+        return {router: counts.copy() for router, counts in self._expert_tokens.items()}
 
     def free(self) -> None:
         self._models.clear()
@@ -96,6 +101,7 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
         hidden_TD = forward.run_recorded(spans) if is_recorded else forward.run()
         if role is ModelRole.TARGET:
             self.experts_read = (self.experts_read or 0) + forward.experts_read
+            add_tokens(self._expert_tokens, forward.expert_tokens)
         clock.lap("forward_s")
         ranges = batch.ranges()
 

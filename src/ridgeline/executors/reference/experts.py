@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
+from ridgeline.core.arrays import Array
 from ridgeline.kernels import reference as kernels
 from ridgeline.kernels.tensors import as_array, as_tensor
 
@@ -20,8 +21,8 @@ def run_moe(
     x_TD: torch.Tensor,
     weight: Callable[[ops.Weight], torch.Tensor],
     group: "RankGroup | None",
-) -> tuple[torch.Tensor, int]:
-    """``[T, D]``: each token through its experts; and how many experts were read, by all ranks."""
+) -> tuple[torch.Tensor, Array]:
+    """``[T, D]``: each token through its experts; and how many went to each, ``[E]``."""
 
     def optional(ref: ops.Weight | None) -> torch.Tensor | None:
         return None if ref is None else weight(ref)
@@ -55,7 +56,8 @@ def run_moe(
         activation=op.activation,
         **parts,
     )
-    return out_TD, len(torch.unique(experts_Tk))
+    counts_E = torch.bincount(experts_Tk.flatten(), minlength=op.router.shape[0])
+    return out_TD, as_array(counts_E)
 
 
 def _exchanged(

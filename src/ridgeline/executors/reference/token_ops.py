@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
+from ridgeline.core.arrays import Array
 from ridgeline.core.spec import RopeSpec
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.experts import run_moe, run_shared
@@ -31,6 +33,12 @@ class Tokens(NamedTuple):
     types_T: torch.Tensor
 
 
+def add_tokens(counted: dict[str, Array], more: Mapping[str, Array]) -> None:
+    """Add what a pass has counted (`Executor.expert_tokens`)."""
+    for router, counts in more.items():
+        counted[router] = counted.get(router, 0) + counts
+
+
 class TokenOps:
     """Named buffers, and the ops on them. ``adapters[i]`` is that of slot i + 1; ``group`` are the
     ranks that a part of a model is computed with."""
@@ -48,6 +56,7 @@ class TokenOps:
         self._tokens = tokens
         self.buffers: dict[str, torch.Tensor] = {}
         self.experts_read = 0  # summed over layers
+        self.expert_tokens: dict[str, Array] = {}  # of this pass, by router
         self._tables: dict[RopeSpec, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def step(self, op: ops.Op) -> None:
@@ -119,8 +128,9 @@ class TokenOps:
             case ops.LatentProject():
                 buffers["q"], buffers["k"] = latent.project(op, buffers[op.src], self._weight)
             case ops.MoE():
-                buffers["h"], experts_read = run_moe(op, buffers[op.src], self._weight, self._group)
-                self.experts_read += experts_read
+                buffers["h"], counts = run_moe(op, buffers[op.src], self._weight, self._group)
+                self.experts_read += int(np.count_nonzero(counts))
+                self.expert_tokens[op.router.name] = counts
             case ops.SharedExpert():
                 buffers["shared"] = run_shared(op, buffers[op.src], self._weight)
             case ops.AddShared():

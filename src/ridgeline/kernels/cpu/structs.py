@@ -286,6 +286,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_reserve": (I32, (P, I32)),
     "rl_buffer": (P, (P, I32)),
     "rl_take_experts_read": (I64, (P,)),
+    "rl_expert_tokens": (None, (P, I32, P)),
     "rl_run": (I32, (P, P, I32, I32, P, P, P, P)),
     "rl_head": (I32, (P, P, P, I32, P)),
     "rl_sample": (I32, (P, P, I32, I32, P)),
