@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ PACKAGES = {
     "openai": "openai",
     "anthropic": "anthropic",
     "ollama": "ollama",
+    "open-webui": "open-webui torch==2.13.0",  # of those without CUDA
     "lm-eval": "lm-eval[api]",
     "guidellm": "guidellm",
     "aiperf": "aiperf",
@@ -38,6 +40,7 @@ RECIPES = {  # of examples/: what each needs
     "llama_index_chat": "llama-index-llms-openai-like",
     "instructor_typed": "instructor",
     "pydantic_ai_typed": "pydantic-ai-slim[openai]",
+    "agents_sdk_typed": "openai-agents",
     "llm_cli": "llm",
 }
 PACKAGES |= {name: package for name, package in RECIPES.items() if package not in PACKAGES}
@@ -56,7 +59,7 @@ class Environment:
         if not (self.path / "bin" / "python").exists():
             venv.create(self.path, with_pip=True)
             done = subprocess.run(
-                [self.binary("pip"), "install", "--quiet", PACKAGES[name]],
+                [self.binary("pip"), "install", "--quiet", *PACKAGES[name].split()],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             if done.returncode:
@@ -67,7 +70,7 @@ class Environment:
         return str(self.path / "bin" / name)
 
     def _version(self, name):
-        package = PACKAGES[name].partition("[")[0]
+        package = re.split(r"[\[ ]", PACKAGES[name])[0]
         code = f"import importlib.metadata as m; print(m.version({package!r}))"
         done = subprocess.run(
             [self.binary("python"), "-c", code], capture_output=True, text=True, check=False
@@ -137,6 +140,12 @@ def lm_eval(environment, url):
     return json_lines([sys.executable, script_path, url, environment.binary("lm_eval")])
 
 
+def open_webui(environment, url):
+    script_path = str(HERE / "open_webui_client.py")
+    python, binary = environment.binary("python"), environment.binary("open-webui")
+    return json_lines([python, script_path, url, binary])
+
+
 def guidellm(environment, url):
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
@@ -204,6 +213,7 @@ CLIENTS = {
     "openai": script("openai"),
     "anthropic": script("anthropic"),
     "ollama": script("ollama"),
+    "open-webui": open_webui,
     "lm-eval": lm_eval,
     "guidellm": guidellm,
     "aiperf": aiperf,

@@ -25,7 +25,7 @@ from ridgeline.server.schemas.ollama import (
 )
 from ridgeline.server.schemas.pooling import EmbeddingRequest, EmbeddingResponse
 
-_API_VERSION = "0.12.0"  # of Ollama, whose interface this is: its clients compare it
+_API_VERSION = "0.12.0"  # of Ollama, whose interface this is: its clients compare its three numbers
 _PROGRESS_S = 0.2
 _NEVER = "9999-12-31T23:59:59Z"
 _YEAR_S = 365 * 86400
@@ -33,7 +33,7 @@ _YEAR_S = 365 * 86400
 
 async def ollama_version(_: Call) -> Reply:
     """The version of Ollama whose interface this is, and ours."""
-    return Reply(body={"version": f"{_API_VERSION}+ridgeline.{ridgeline.__version__}"})
+    return Reply(body={"version": _API_VERSION, "ridgeline": ridgeline.__version__})
 
 
 async def ollama_tags(call: Call) -> Reply:
