@@ -175,6 +175,15 @@ CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
         (MESSAGES, {"messages": image("tool_result")}, "messages[0]", "needs tool_use_id"),
         (MESSAGES, {"messages": in_result("text")}, "messages[0]", "needs text"),
         (MESSAGES, {"messages": in_result("thinking")}, "messages[0]", "not read 'thinking'"),
+        (
+            MESSAGES,
+            {
+                "messages": HI,
+                "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+            },
+            "context_management.edits[0].type",
+            "clear_thinking_20251015",
+        ),
     ],
 )
 def test_refusals_say_what_and_where(http, path, body, param, told):

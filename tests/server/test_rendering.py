@@ -128,3 +128,43 @@ def test_messages_think_only_when_asked(says, http, prompts, template, path, thi
     limit = {"max_tokens": 64} if path == "/v1/messages" else {}
     posted(http, path, messages=[HI], **limit, **thinking)
     assert ("</think>" in prompts[-1]) != thinks
+
+
+@pytest.mark.parametrize(
+    ("edits", "kept"),
+    [
+        ([], "abc"),
+        ([{"type": "clear_thinking_20251015", "keep": "all"}], "abc"),  # as Claude Code asks
+        ([{"type": "clear_thinking_20251015"}], "c"),
+        (
+            [
+                {
+                    "type": "clear_thinking_20251015",
+                    "keep": {"type": "thinking_turns", "value": 2},
+                }
+            ],
+            "bc",
+        ),
+    ],
+    ids=str,
+)
+def test_reasoning_of_earlier_turns_is_cleared(says, http, prompts, template, edits, kept):
+    template("{% for m in messages %}{{ m.role[0] }}[{{ m.reasoning_content }}]{% endfor %}")
+    says("Hm.")
+    turns = [
+        turn
+        for thought in "abc"
+        for turn in (
+            HI,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": f"<{thought}>"},
+                    {"type": "text", "text": "So."},
+                ],
+            },
+        )
+    ]
+    managed = {"context_management": {"edits": edits}}
+    posted(http, "/v1/messages", messages=[*turns, HI], max_tokens=64, **managed)
+    assert [each for each in "abc" if f"<{each}>" in prompts[-1]] == list(kept)

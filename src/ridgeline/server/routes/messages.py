@@ -1,6 +1,6 @@
 """Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.schemas.messages import (
     AnswerBlock,
     Block,
+    ContextEdit,
     CountTokensRequest,
     CountTokensResponse,
     InputMessage,
@@ -90,6 +91,8 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
         turns.append({"role": "system", "content": _text(request.system, "system")})
     for index, message in enumerate(request.messages):
         turns += _turns(message, f"messages[{index}]")
+    for edit in request.context_management.edits if request.context_management else ():
+        _clear_thinking(turns, edit)
     choice = request.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise bad_request("tool_choice of type tool needs a name.", "tool_choice.name")
@@ -111,6 +114,14 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
         add_generation_prompt=turns[-1]["role"] != "assistant",
         continue_final_message=turns[-1]["role"] == "assistant",
     )
+
+
+def _clear_thinking(turns: Sequence[dict[str, Any]], edit: ContextEdit) -> None:
+    """Leave out the reasoning of all turns but the last that ``edit`` keeps."""
+    if edit.keep != "all":
+        thought = [turn for turn in turns if "reasoning_content" in turn]
+        for turn in thought[: -edit.keep.value]:
+            del turn["reasoning_content"]
 
 
 def _turns(message: InputMessage, where: str) -> list[dict[str, Any]]:

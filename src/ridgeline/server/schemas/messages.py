@@ -92,6 +92,26 @@ class OutputConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     format: JsonOutput | None = None
 
 
+class ThinkingTurns(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """So many of the last turns in which the model reasoned."""
+
+    type: Literal["thinking_turns"] = "thinking_turns"
+    value: Annotated[int, Meta(ge=1)]
+
+
+class ContextEdit(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Reasoning of earlier turns is left out of the prompt; ``keep`` says of which it stays."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | ThinkingTurns = ThinkingTurns(value=1)
+
+
+class ContextManagement(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What of the conversation the prompt leaves out. Nothing else than reasoning can be."""
+
+    edits: Annotated[list[ContextEdit], Meta(max_length=1)] = []
+
+
 class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """What the prompt of a message would be."""
 
@@ -102,6 +122,7 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     cache_control: Any = None
 
 
@@ -116,6 +137,7 @@ class MessagesRequest(Generation, kw_only=True):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     cache_control: Any = None
