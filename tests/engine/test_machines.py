@@ -217,6 +217,37 @@ def test_a_door_opens_to_those_who_have_the_key(monkeypatch):
         connect(address, key, purpose)
 
 
+def test_a_crowd_that_proves_nothing_keeps_nobody_out():
+    key = secrets.token_bytes(32)
+    door = Door(("127.0.0.1", 0), key)
+    address = ("127.0.0.1", door.port)
+    crowd = [socket.create_connection(address, timeout=5) for _ in range(200)]
+    for _ in range(20):
+        purpose = secrets.token_bytes(16)
+        with connect(address, key, purpose), door.take(purpose, time.monotonic() + 5):
+            crowd.append(socket.create_connection(address, timeout=5))
+    assert len(door._unproven) <= 64
+    for stream in crowd[:100]:
+        assert stream.recv(1) == b""
+    for stream in crowd:
+        stream.close()
+    door.close()
+
+
+def test_one_who_sends_a_proof_in_parts_has_the_time_of_one(monkeypatch):
+    monkeypatch.setattr(doors, "_PROVE_S", 0.3)
+    door = Door(("127.0.0.1", 0), b"k" * 32)
+    with socket.create_connection(("127.0.0.1", door.port), timeout=5) as slow:
+        for part in (b"ridgeline ranks 1", bytes(32)):
+            slow.sendall(part)
+            time.sleep(0.2)
+        with suppress(OSError):  # it is closed
+            slow.sendall(bytes(16))
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+    door.close()
+
+
 def test_a_recorded_proof_opens_nothing():
     """What one connection said is said again: the door has another nonce by then."""
     key, said = secrets.token_bytes(32), []

@@ -22,6 +22,7 @@ JOINING = bytes(PURPOSE_BYTES)  # the purpose of a worker's first connection
 _MAGIC = b"ridgeline ranks 1"  # other programs are noticed before they are waited for
 _NONCE_BYTES = _PROOF_BYTES = 32
 _PROVE_S = 5.0
+_LEAST_S = 0.001  # a limit of zero would mean: do not wait, and another error
 _MOST_UNPROVEN = 64  # connections at once that have not proven anything yet
 _MOST_WAITING = 1024  # that nobody has taken: they may be for what this door knows nothing of
 
@@ -48,7 +49,8 @@ def read_address(text: str) -> Address:
 
 class Door:
     """Listens, and keeps connections until they are asked for by their purpose; of those that
-    nobody asks for, the last `_MOST_WAITING`.
+    nobody asks for, the last `_MOST_WAITING`. A connection that proves nothing is ended after
+    `_PROVE_S`, and earlier where `_MOST_UNPROVEN` have come after it.
 
     Raises:
         NetworkError: nothing can listen there.
@@ -58,7 +60,7 @@ class Door:
         self._key = key
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
-            self._listener = socket.create_server(address, family=family, backlog=_MOST_UNPROVEN)
+            self._listener = socket.create_server(address, family=family, backlog=_MOST_WAITING)
         except OSError as error:
             raise NetworkError(
                 f"Nothing can listen at {address[0]}:{address[1]}: {error.strerror or error}."
@@ -67,7 +69,8 @@ class Door:
         self._arrived: list[tuple[bytes, socket.socket]] = []  # oldest first
         self._changed = threading.Condition()
         self._is_closed = False
-        self._unproven = threading.Semaphore(_MOST_UNPROVEN)
+        self._unproven: dict[socket.socket, None] = {}  # oldest first
+        self._rooms = threading.Semaphore(_MOST_UNPROVEN)  # for those
         threading.Thread(target=self._listen, daemon=True).start()
 
     def take(self, purpose: bytes, until_s: float) -> socket.socket:
@@ -106,19 +109,28 @@ class Door:
                     return
                 time.sleep(0.1)  # no descriptor is free
                 continue
-            if self._unproven.acquire(blocking=False):
-                threading.Thread(target=self._welcome, args=(stream,), daemon=True).start()
-            else:
-                stream.close()
+            if not self._rooms.acquire(blocking=False):
+                self._hurry()
+                self._rooms.acquire()
+            with self._changed:
+                self._unproven[stream] = None
+            threading.Thread(target=self._welcome, args=(stream,), daemon=True).start()
+
+    def _hurry(self) -> None:
+        """End the connection that has proven nothing for the longest time."""
+        with self._changed, suppress(OSError):
+            for stream in self._unproven:
+                stream.shutdown(socket.SHUT_RDWR)
+                return
 
     def _welcome(self, stream: socket.socket) -> None:
         try:
             purpose = _check_caller(stream, self._key)
         except OSError:
             purpose = None
-        finally:
-            self._unproven.release()
         with self._changed:
+            del self._unproven[stream]
+            self._rooms.release()
             if purpose is None or self._is_closed:
                 stream.close()
                 return
@@ -139,7 +151,8 @@ def connect(address: Address, key: bytes, purpose: bytes = JOINING) -> socket.so
     try:
         own = secrets.token_bytes(_NONCE_BYTES)
         stream.sendall(_MAGIC + own + purpose)
-        theirs, their_proof = _received(stream, _NONCE_BYTES), _received(stream, _PROOF_BYTES)
+        answer = _received(stream, _NONCE_BYTES + _PROOF_BYTES, time.monotonic() + _PROVE_S)
+        theirs, their_proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
         said = own + theirs + purpose
         if not hmac.compare_digest(their_proof, _proof(key, b"door", said)):
             raise NetworkError(f"{address[0]}:{address[1]} has another key.")
@@ -153,14 +166,16 @@ def connect(address: Address, key: bytes, purpose: bytes = JOINING) -> socket.so
 
 def _check_caller(stream: socket.socket, key: bytes) -> bytes | None:
     """What a connection is for; ``None`` if its other end has not the key."""
-    stream.settimeout(_PROVE_S)
-    if _received(stream, len(_MAGIC)) != _MAGIC:
+    until_s = time.monotonic() + _PROVE_S
+    if _received(stream, len(_MAGIC), until_s) != _MAGIC:
         return None
-    theirs, purpose = _received(stream, _NONCE_BYTES), _received(stream, PURPOSE_BYTES)
+    theirs = _received(stream, _NONCE_BYTES, until_s)
+    purpose = _received(stream, PURPOSE_BYTES, until_s)
     own = secrets.token_bytes(_NONCE_BYTES)
     said = theirs + own + purpose
     stream.sendall(own + _proof(key, b"door", said))
-    if not hmac.compare_digest(_received(stream, _PROOF_BYTES), _proof(key, b"caller", said)):
+    proof = _received(stream, _PROOF_BYTES, until_s)
+    if not hmac.compare_digest(proof, _proof(key, b"caller", said)):
         return None
     _make_plain(stream)
     return purpose
@@ -170,10 +185,11 @@ def _proof(key: bytes, side: bytes, said: bytes) -> bytes:
     return hmac.digest(key, side + said, "sha256")
 
 
-def _received(stream: socket.socket, size: int) -> bytes:
-    """So many bytes, in the time of one proof; raises ``OSError`` without them."""
-    until_s, data = time.monotonic() + _PROVE_S, b""
+def _received(stream: socket.socket, size: int, until_s: float) -> bytes:
+    """So many bytes by then; raises ``OSError`` without them."""
+    data = b""
     while len(data) < size:
+        stream.settimeout(max(_LEAST_S, until_s - time.monotonic()))
         part = stream.recv(size - len(data))
         if not part or time.monotonic() > until_s:
             raise OSError("the other end is gone, or too slow")
