@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import resource
 
 import pytest
 
 from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.requests import RoutedRequest
-from ridgeline.fleet.upstream import UpstreamPool
+from ridgeline.fleet.upstream import UpstreamError, UpstreamPool
 
 DEEP = b"[" * 200_000
 STATE = {
@@ -74,3 +75,28 @@ def test_a_body_that_is_nested_without_end_is_left_to_the_engine():
     request = RoutedRequest(method="POST", path=path, target=path.encode(), headers=[], body=body)
     assert request.generates
     assert request.blocks == []
+
+
+def test_that_the_router_has_no_descriptor_left_is_no_fault_of_the_engines():
+    """Strangers' connections took the last ones, and all streams were ended as if it were dead."""
+
+    async def run() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        engine = RoutedEngine("0", UpstreamPool(f"127.0.0.1:{port}", connect_timeout_s=1.0), None)
+        engine.is_up = True
+        most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4, hard))
+        try:
+            for _ in range(4):
+                await engine.probe(refuses_open=False)
+                with pytest.raises(UpstreamError, match="ulimit") as error:
+                    await engine.pool.send(b"")
+                engine.lost(error.value)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        assert engine.is_up
+        assert engine.breaker.allows
+        server.close()
+
+    asyncio.run(run())

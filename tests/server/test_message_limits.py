@@ -6,8 +6,11 @@ import socket
 import time
 from contextlib import suppress
 
+import httpx
 import pytest
 from tests.server.running import running
+
+from ridgeline.server import http as http_module
 
 HOST = b"Host: localhost\r\n"
 CHUNKED = b"POST /health HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -179,3 +182,28 @@ def _await(is_so):
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_a_crowd_that_asks_nothing_takes_no_place(roomy_folder, tmp_path, monkeypatch):
+    """Before any key: who has a whole request stays, of others the one that sent the least goes."""
+    monkeypatch.setattr(http_module, "_most_connections", lambda _: 8)
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    upload = CHUNKED.replace(b"/health", b"/v1/completions")
+    with (
+        running(roomy_folder, data_dir=tmp_path) as server,
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        for sent in (b"", b"GET /", HEALTH, upload, upload + b"1\r\na\r\n"):
+            crowd = [connect(server) for _ in range(10)]
+            for sock in crowd:
+                with suppress(ConnectionError):
+                    sock.sendall(sent)
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            with suppress(ConnectionError):
+                while crowd[0].recv(4096):
+                    pass  # it is closed
+            for sock in crowd:
+                sock.close()
+        assert "data: [DONE]" in lines

@@ -11,7 +11,7 @@ from ridgeline.fleet.breaker import CircuitBreaker
 from ridgeline.fleet.load import LoadTracker, TrackedRequest
 from ridgeline.fleet.policies import EngineChoice
 from ridgeline.fleet.requests import RoutedRequest
-from ridgeline.fleet.upstream import UNREADABLE, Attempt, UpstreamError, UpstreamPool
+from ridgeline.fleet.upstream import UNREADABLE, Attempt, OwnLimitError, UpstreamError, UpstreamPool
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
 from ridgeline.server.continuation import ROUTER_KEY
 from ridgeline.server.schemas.operations import EngineState
@@ -79,10 +79,12 @@ class RoutedEngine:
             max_seqs=state.max_seqs,
         )
 
-    def lost(self, reason: str) -> None:
+    def lost(self, error: UpstreamError) -> None:
         """A request failed by the engine's fault: no other is sent before it answers a probe."""
+        if isinstance(error, OwnLimitError):
+            return
         self.breaker.fail()
-        self._note(False, reason)
+        self._note(False, str(error))
         self._doubted.set()
 
     async def wait_for_doubts(self, most_s: float) -> None:
@@ -112,6 +114,8 @@ class RoutedEngine:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 state = await self._ask()
+        except OwnLimitError:
+            return
         except (UpstreamError, TimeoutError, *UNREADABLE) as error:
             self.breaker.fail()
             self._note(False, str(error) or "It does not answer.")

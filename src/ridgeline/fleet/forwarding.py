@@ -137,13 +137,13 @@ class Forwarding:
                     request.encoded(self._router.token, state), is_head=request.method == "HEAD"
                 )
             except UpstreamError as error:
-                engine.lost(str(error))
+                engine.lost(error)
                 raise
             engine.attempts.add(attempt)
             try:
                 return await self._answer(engine, attempt, tracked)
             except UpstreamError as error:
-                engine.lost(str(error))
+                engine.lost(error)
                 raise
             finally:
                 engine.attempts.discard(attempt)
@@ -255,7 +255,7 @@ class Forwarding:
         try:
             await attempt.ended
         except UpstreamError as error:
-            engine.lost(str(error))
+            engine.lost(error)
             self.outcome = "failed"
             if not (ends_line and head.fields.get(b"content-type", b"").startswith(_LINES)):
                 self._client.break_off()

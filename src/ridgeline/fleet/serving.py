@@ -98,6 +98,7 @@ def _protocol(config: RouterConfig) -> type[HttpToolsProtocol]:
         stall_timeout_s=config.stall_timeout_s,
         max_body_bytes=(config.max_body_mib << 20) + (1 << 20),
         refused=lambda *_: None,
+        descriptors_each=2,  # one to the engine
     )
 
     class RouterProtocol(bounded):  # type: ignore[misc, valid-type]

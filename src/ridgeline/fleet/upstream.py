@@ -1,6 +1,7 @@
 """Connections to an engine: HTTP/1.1, one request at a time on each."""
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ _PORTS = {"http": 80, "https": 443}
 
 class UpstreamError(OSError):
     """The engine was not reached, or is lost."""
+
+
+class OwnLimitError(UpstreamError):
+    """No connection can be made, which is no fault of the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +298,7 @@ class UpstreamPool:
 
         Raises:
             UpstreamError: none can be made.
+            OwnLimitError: whatever engine it is.
         """
         loop = asyncio.get_running_loop()
         connection = self._take(loop.time())
@@ -303,6 +309,8 @@ class UpstreamPool:
                         lambda: UpstreamConnection(self), self.host, self.port, ssl=self._ssl
                     )
             except (OSError, TimeoutError) as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise OwnLimitError("This router has no descriptor left (ulimit -n).") from None
                 cause = getattr(error, "strerror", None) or "it takes too long"
                 raise UpstreamError(f"{self.url} cannot be reached: {cause}.") from None
         attempt = Attempt(loop)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ MAX_HEAD_BYTES = 64 << 10
 _CHUNK_BYTES = 32  # allowed around the data of each chunk
 _MIN_BODY_RATE = 16 << 10  # bytes per second, below which a sender is given up
 _MAX_PIPELINE = 64  # requests on one connection that wait for their turn
+_MOST_DESCRIPTORS = 1 << 16  # where there is no limit
+_KEPT_DESCRIPTORS = 128  # for what is no connection of a client, or half of those that there are
 _ONCE = (
     b"content-length", b"transfer-encoding", b"host",
     b"authorization", b"x-api-key", b"origin", b"content-type", b"content-encoding",
@@ -37,19 +40,30 @@ def http_protocol(
     stall_timeout_s: float,
     max_body_bytes: int,
     refused: Callable[[str, int], None],
+    descriptors_each: int = 1,
 ) -> type[HttpToolsProtocol]:
     """A `BoundedHttpProtocol` with these bounds.
 
     ``refused`` is called with the id and status of each request that is answered here, since it is
-    none, or not a whole one.
+    none, or not a whole one. ``descriptors_each``: how many a request takes of those that this
+    process may have (``ulimit -n``).
     """
     settings = {
         "part_timeout_s": part_timeout_s,
         "stall_timeout_s": stall_timeout_s,
         "max_body_bytes": max_body_bytes,
         "refused": staticmethod(refused),
+        "most_connections": _most_connections(descriptors_each),
+        "open_connections": {},
     }
     return type("HttpProtocol", (BoundedHttpProtocol,), settings)
+
+
+def _most_connections(descriptors_each: int) -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        limit = _MOST_DESCRIPTORS
+    return max(1, (limit - min(limit // 2, _KEPT_DESCRIPTORS)) // descriptors_each)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -64,12 +78,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     one of these or what decides who asks twice, or a coding other than chunks; a proxy in front may
     go by another one. A stream over HTTP/1.0 or 0.9, without chunks, ends with the connection.
     Who only reads after its requests (a connection half closed) gets the answers.
+
+    Of more than ``most_connections`` one is closed that has no whole request: without a body before
+    those that are sending one. So who only connects takes nobody's place who asks.
     """
 
     part_timeout_s: float
     stall_timeout_s: float
     max_body_bytes: int
     refused: Callable[[str, int], None]
+    most_connections: int
+    open_connections: dict["BoundedHttpProtocol", None]  # oldest first
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -87,8 +106,32 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch_sender()
+        self.open_connections[self] = None
+        if len(self.open_connections) > self.most_connections:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the connection that has sent the least of a request, or this one if none waits."""
+        least: BoundedHttpProtocol | None = None
+        for each in self.open_connections:
+            if each is self or not each._waits_for_its_client:
+                continue
+            if least is None or each._body_bytes < least._body_bytes:
+                least = each
+            if not each._body_bytes:
+                break
+        least = least or self
+        del self.open_connections[least]
+        least.transport.close()
+
+    @property
+    def _waits_for_its_client(self) -> bool:
+        is_answered = self.cycle is None or self.cycle.response_complete
+        has_whole = self.pipeline or (self._in_head and not is_answered)
+        return not has_whole and self.transport.get_write_buffer_size() == 0
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.open_connections.pop(self, None)
         self._unwatch_sender()
         self._unwatch_reader()
         if self._answered is not None:
