@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import json
 import os
 import random
@@ -250,6 +251,25 @@ FAILS = [
     ("ridgeline.server.jobs.files.sync_folder", "upload"),
     ("ridgeline.server.jobs.files.open", "download"),
 ]
+
+
+def test_a_small_file_on_a_full_disk_is_a_503(http, served, monkeypatch, caplog):
+    """It is in a buffer until the end, and closing the file tries to write it again."""
+
+    class Full(io.FileIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def on_full_disk(path, mode):
+        return io.BufferedWriter(Full(path, mode))
+
+    before = len(list(served.server.jobs.files._folder.iterdir()))
+    monkeypatch.setattr("ridgeline.server.jobs.upload.open", on_full_disk, raising=False)
+    for form in ({"data": {"purpose": "user_data"}}, {"data": {"purpose": "none"}}):
+        answer = http.post("/v1/files", files={"file": ("a", b"content")}, **form)
+        assert answer.status_code == 503, answer.text
+    assert len(list(served.server.jobs.files._folder.iterdir())) == before
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE], ids=errno.errorcode.get)

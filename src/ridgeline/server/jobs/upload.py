@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -106,7 +107,8 @@ class Upload:
             raise DiskError(f"The upload could not be stored: {error.strerror}.") from error
         finally:
             if self._file is not None:
-                self._file.close()
+                with suppress(OSError):  # what a full disk has refused is written once more
+                    self._file.close()
 
     def _begin_part(self) -> None:
         self._parts += 1
