@@ -1,10 +1,17 @@
-"""``ridgeline convert``: a model from one file format to another."""
+"""``ridgeline convert``: a model from one file format, or kind of attention, to another."""
 
 import argparse
 from pathlib import Path
 
-from ridgeline.cli.display import loading_bar
-from ridgeline.cli.options import Parser, num_bytes
+from ridgeline.cli.display import announce, loading_bar, output_console, resumable_run
+from ridgeline.cli.model_quality import (
+    add_text_options,
+    calibration,
+    print_quality,
+    quality_documents,
+)
+from ridgeline.cli.options import Parser, add_settings, given_settings, num_bytes
+from ridgeline.compress.conversion.recipe import ConversionRecipe
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.gguf_file_types import FILE_TYPES
 
@@ -14,7 +21,9 @@ _DTYPES = ("float32", "float16", "bfloat16")
 def add_options(parser: Parser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", metavar="IN", help="folder, GGUF file, hub name, or `embedded`")
-    parser.add_argument("out", metavar="OUT", type=Path, help="GGUF file or folder to be made")
+    out = parser.add_mutually_exclusive_group(required=True)
+    out.add_argument("out", nargs="?", metavar="OUT", type=Path, help="GGUF file or folder to make")
+    out.add_argument("-o", "--out", dest="out_option", metavar="OUT", type=Path, help="the same")
     parser.add_argument(
         "--format",
         choices=("gguf", "safetensors"),
@@ -35,11 +44,21 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--dtype", choices=_DTYPES, help="of safetensors: the number format; default IN's"
     )
+    add_settings(parser, ConversionRecipe, title="attention", shown=True)
+    add_text_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert."""
+    arguments.out = arguments.out or arguments.out_option
+    if given := given_settings(arguments, ConversionRecipe):
+        return _convert_attention(arguments, ConversionRecipe(**given))
+    for option in ("calibration", "text", "resume"):
+        if getattr(arguments, option, None):
+            raise InvalidRequestError(
+                f"--{option} goes with --kv-heads, --window or --share, not with another format."
+            )
     # After parsing: these bring torch, which --help does not need.
     from ridgeline.weights import locate_model
     from ridgeline.weights.conversion import convert_to_gguf, convert_to_safetensors
@@ -73,6 +92,46 @@ def run(arguments: argparse.Namespace) -> int:
             )
     for each in written:
         print(each)
+    return 0
+
+
+def _convert_attention(arguments: argparse.Namespace, recipe: ConversionRecipe) -> int:
+    # After parsing: these bring torch, which --help does not need.
+    from ridgeline.compress.conversion.convert import convert
+    from ridgeline.compress.layers import LayeredModel
+    from ridgeline.compress.quantize import check_source
+
+    for option in ("format", "gguf_type", "imatrix", "split_max_size", "requantize", "dtype"):
+        if getattr(arguments, option):
+            raise InvalidRequestError(
+                f"--{option.replace('_', '-')} does not go with another attention: convert twice."
+            )
+    if not recipe.is_calibrated and hasattr(arguments, "calibration"):
+        raise InvalidRequestError("--calibration has no effect on windows, which change no weight.")
+    name = None if arguments.model == "embedded" else arguments.model
+    model = LayeredModel.open(name, offline=arguments.offline)
+    check_source(model)
+    documents = quality_documents(model, arguments)
+    text = calibration(model, recipe, arguments, documents) if recipe.is_calibrated else None
+    with resumable_run(arguments.out) as progress:
+        report = convert(
+            model,
+            arguments.out,
+            recipe,
+            text,
+            resume=arguments.resume,
+            progress=progress,
+            announce=announce,
+        )
+    output_console().print(
+        f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights; K and V of a token have "
+        f"{report.kv_elements:,} elements, of {report.kv_elements_before:,}. Heal it: ridgeline "
+        f"distill {report.path} --teacher {arguments.model} -o HEALED --train-text FILES",
+        markup=False,
+        soft_wrap=True,
+    )
+    if documents:
+        print_quality(model, report.path, documents)
     return 0
 
 

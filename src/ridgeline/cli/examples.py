@@ -56,7 +56,10 @@ EXAMPLES = {
         "ridgeline train-adapter Qwen/Qwen3-0.6B -o adapter --train-text texts",
     ),
     "eval": ("ridgeline eval qwen-int4 --against Qwen/Qwen3-0.6B",),
-    "convert": ("ridgeline convert Qwen/Qwen3-0.6B qwen.gguf --gguf-type q4_k_m",),
+    "convert": (
+        "ridgeline convert Qwen/Qwen3-0.6B qwen.gguf --gguf-type q4_k_m",
+        "ridgeline convert meta-llama/Llama-2-7b-hf -o llama-gqa --kv-heads 8",
+    ),
     "imatrix": ("ridgeline imatrix Qwen/Qwen3-0.6B -o qwen.imatrix.gguf",),
     "profile": ("ridgeline profile --shape llama-3.2-1b --quantization int4",),
     "bench-serve": (

@@ -45,7 +45,10 @@ GROUPS = {
             "a LoRA adapter, from text or in place of a long prompt",
         ),
         "eval": ("eval", "perplexity of a model, and how far it is from another"),
-        "convert": ("convert", "a model from safetensors to GGUF, from GGUF to safetensors"),
+        "convert": (
+            "convert",
+            "a model to GGUF or safetensors, or to fewer KV heads, windows, shared KV",
+        ),
         "imatrix": ("imatrix", "what a model's matrices see, for better GGUF files"),
     },
     "predict and choose": {

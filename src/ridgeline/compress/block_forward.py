@@ -58,7 +58,7 @@ class BlockForward(TokenOps):
             ),
         )
         self._lengths = lengths
-        self._kv: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by layer
+        self.kv: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by layer
         if x_TD is not None:
             self.buffers["x"] = x_TD
 
@@ -72,7 +72,7 @@ class BlockForward(TokenOps):
         """Run one op; the head leaves logits ``[T, V]`` in the buffer ``logits``."""
         match op:
             case ops.KVWrite():
-                self._kv[op.layer] = self.buffers["k"], self.buffers.get("v")
+                self.kv[op.layer] = self.buffers["k"], self.buffers.get("v")
             case ops.Attend() | ops.LatentAttend():
                 self.buffers["h"] = torch.cat(list(self._attended(op))).flatten(1)
             case ops.ShortConv() | ops.GatedDelta() | ops.SelectiveScan():
@@ -96,7 +96,7 @@ class BlockForward(TokenOps):
 
     def _attended(self, op: ops.Attend | ops.LatentAttend) -> Iterator[torch.Tensor]:
         """Attention output ``[S, H, v]`` of some rows of each sequence after the other."""
-        first, (k_TKd, v_TKd) = 0, self._kv[op.layer]
+        first, (k_TKd, v_TKd) = 0, self.kv[op.layer]
         for length in self._lengths:
             part = slice(first, first + length)
             q_SHd, k_CKd = self.buffers["q"][part], k_TKd[part]
@@ -145,7 +145,21 @@ class _FreshStates:
 def layer_ops(model_ops: Sequence[ops.Op]) -> list[tuple[ops.Op, ...]]:
     """The ops in runs between which the residual stream is all that is alive.
 
-    First the embedding, then each layer, which ends where its last branch joins, and then the
+    First the embedding, then each layer, with those behind it that read its K and V, and then the
+    final norm and the head.
+    """
+    runs: list[tuple[ops.Op, ...]] = []
+    run_of: dict[int, int] = {}  # that K and V of a layer are written in
+    for run in single_layers(model_ops):
+        reads = [op.layer for op in run if isinstance(op, ops.Attend | ops.LatentAttend)]
+        first = min([len(runs), *(run_of[layer] for layer in reads if layer in run_of)])
+        runs[first:] = [tuple(op for each in (*runs[first:], run) for op in each)]
+        run_of |= {op.layer: first for op in runs[first] if isinstance(op, ops.KVWrite)}
+    return runs
+
+
+def single_layers(model_ops: Sequence[ops.Op]) -> list[tuple[ops.Op, ...]]:
+    """The ops of the embedding, of each layer, which ends where its last branch joins, and of the
     final norm and the head.
     """
     runs: list[tuple[ops.Op, ...]] = [(model_ops[0],)]

@@ -8,7 +8,6 @@ import torch
 
 from ridgeline.compress.block_forward import BlockForward, Key, layer_ops, seeing_inputs
 from ridgeline.core import ops
-from ridgeline.core.cache_groups import shares_kv
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.engine.loading import LoadedModel, load_model
@@ -32,7 +31,7 @@ class LayeredModel:
 
         Raises:
             ModelFileError, MachineError: as `load_model`; it is an encoder or a classifier, or its
-                layers share KV or have embeddings of their own.
+                layers have embeddings of their own.
         """
         loaded = load_model(EngineConfig(model=name, dtype="float32", offline=offline))
         if not loaded.model.spec.has_head:
@@ -40,11 +39,10 @@ class LayeredModel:
                 "Models that generate no text are not calibrated; --quantization int8 quantizes "
                 "them as they are loaded."
             )
-        if shares_kv(loaded.model.spec) or loaded.model.spec.layer_inputs is not None:
+        if loaded.model.spec.layer_inputs is not None:
             raise UnsupportedModelError(
-                "Models whose layers read K and V of other layers, or embeddings of their own, are "
-                "not calibrated layer by layer; --quantization int8 quantizes them as they are "
-                "loaded."
+                "Models whose layers have embeddings of their own are not calibrated layer by "
+                "layer; --quantization int8 quantizes them as they are loaded."
             )
         return cls(loaded=loaded, runs=tuple(layer_ops(loaded.model.ops)))
 

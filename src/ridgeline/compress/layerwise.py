@@ -19,6 +19,9 @@ from ridgeline.compress.output import OutputFolder, Streams
 from ridgeline.core.arrays import Array, is_float
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.evaluation import Document
+from ridgeline.weights import Checkpoint, weight_shapes
+from ridgeline.weights.matching import match_tensors
+from ridgeline.weights.stacking import split_stacks
 
 _BLOCK = 1 << 22  # values that are checked at a time
 Progress = Callable[[int, int, str], None]
@@ -132,6 +135,27 @@ def write_layers(
         time_left.done(layer)
     if folder.num_done == inputs.num_layers and outside is not None:
         folder.add_shard(_shard_name(inputs.num_layers + 1, inputs.num_layers), outside, {})
+
+
+def outside_layers(model: LayeredModel, checkpoint: Checkpoint) -> dict[str, Array]:
+    """The tensors that hold no weight of a layer.
+
+    Raises:
+        WeightsMismatchError: the checkpoint does not fit its config.
+        CorruptFileError: a value is not finite.
+    """
+    shapes, sources, stacks = split_stacks(weight_shapes(model.stored.ops), model.stored.sources)
+    places_of = match_tensors(checkpoint, shapes, sources, model.stored.ignored)
+    of_layers = {
+        tensor
+        for tensor, places in places_of.items()
+        for names in places.values()
+        if any(stacks.place(name)[0].startswith("layers.") for name in names)
+    }
+    found = {name: checkpoint.tensor(name) for name in checkpoint.names() if name not in of_layers}
+    for name, values in found.items():
+        check_finite(name, values)
+    return found
 
 
 def check_finite(name: str, values: Array) -> None:

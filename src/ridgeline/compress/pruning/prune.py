@@ -16,7 +16,13 @@ from ridgeline.compress.block_forward import Key, layer_ops
 from ridgeline.compress.calibration import CalibrationText
 from ridgeline.compress.hessian import Curvature
 from ridgeline.compress.layers import LayeredModel, input_groups
-from ridgeline.compress.layerwise import LayerInputs, Progress, check_finite, write_layers
+from ridgeline.compress.layerwise import (
+    LayerInputs,
+    Progress,
+    check_finite,
+    outside_layers,
+    write_layers,
+)
 from ridgeline.compress.memory import MemoryNeed, memory_need
 from ridgeline.compress.output import OutputFolder
 from ridgeline.compress.pruning.masks import mask_of
@@ -35,15 +41,14 @@ from ridgeline.compress.quantize import check_source
 from ridgeline.compress.tensors import products
 from ridgeline.core import ops
 from ridgeline.core.arrays import Array
-from ridgeline.core.errors import SettingsError
+from ridgeline.core.cache_groups import shares_kv
+from ridgeline.core.errors import SettingsError, UnsupportedModelError
 from ridgeline.core.spec import AttentionSpec, MLPSpec
 from ridgeline.evaluation import Document
 from ridgeline.kernels.tensors import as_array
 from ridgeline.models import lower, read_config
-from ridgeline.weights import Checkpoint, stored_tensors, weight_shapes
+from ridgeline.weights import Checkpoint, stored_tensors
 from ridgeline.weights.digest import content_digest
-from ridgeline.weights.matching import match_tensors
-from ridgeline.weights.stacking import split_stacks
 
 _PRIME = 100_003  # so that layers and seeds have random numbers of their own
 Notes = dict[str, Any]
@@ -98,6 +103,11 @@ def prune(
         DiskError: a file cannot be read or written.
     """
     check_source(model)
+    if shares_kv(model.loaded.definition.spec):
+        raise UnsupportedModelError(
+            "Layers of this model read K and V of others: it is not pruned; prune the model that "
+            "it was made of."
+        )
     windows = text.windows if text is not None and recipe.is_calibrated else ()
     matrices = [products(run) for run in model.runs]
     need = memory_need(model, matrices, windows, is_calibrated=recipe.is_calibrated)
@@ -169,23 +179,7 @@ class _Pruning:
 
     @torch.no_grad()
     def run(self) -> None:
-        shapes, sources, stacks = split_stacks(
-            weight_shapes(self._source.stored.ops), self._source.stored.sources
-        )
-        places_of = match_tensors(self._checkpoint, shapes, sources, self._source.stored.ignored)
-        of_layers = {
-            tensor
-            for tensor, places in places_of.items()
-            for names in places.values()
-            if any(stacks.place(name)[0].startswith("layers.") for name in names)
-        }
-        outside = {
-            name: self._checkpoint.tensor(name)
-            for name in self._checkpoint.names()
-            if name not in of_layers
-        }
-        for name, values in outside.items():
-            check_finite(name, values)
+        outside = outside_layers(self._source, self._checkpoint)
         write_layers(self._inputs, self._folder, self._layer, outside, self._progress)
         self._folder.finish(self._source.stored.path, self._config)
 
