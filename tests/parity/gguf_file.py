@@ -18,9 +18,11 @@ from tests.weights.gguf_export import llama3_factors
 Config = dict[str, Any]
 
 _PERMUTED = ("arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "olmo", "smollm3")
-_LAYER_NORMS = ("cohere2", "command-r", "nemotron", "olmo", "phi2", "stablelm")
+_LATENT = ("deepseek2", "mistral4")
+_LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "olmo", "phi2", "stablelm")
 _NORMS_PLUS_ONE = ("gemma", "nemotron")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
+_STACKED = ("mistral4",)  # gates above the rest, as transformers has them
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _USED = ("num_experts_per_tok", "moe_k", "moe_topk")
 
@@ -48,6 +50,11 @@ def write_gguf(folder: Path, path: Path, architecture: str) -> None:
         assert found is not None, name
         writer.add_tensor(found, values.float().contiguous().numpy())
     rope = _rope(config)
+    if rope["rope_type"] == "proportional":
+        width = _global_width(config)
+        turning = int(width * rope["partial_rotary_factor"] / 2)
+        factors = [1.0] * turning + [1e30] * (width // 2 - turning)
+        writer.add_tensor("rope_freqs.weight", torch.tensor(factors).numpy())
     if rope["rope_type"] == "llama3":
         flat = config | {"rope_theta": rope["rope_theta"]}
         writer.add_tensor("rope_freqs.weight", llama3_factors(flat, rope).numpy())
@@ -69,16 +76,50 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Config, architecture: str) -> 
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    latent = architecture == "deepseek2"
+    latent = architecture in _LATENT
     writer.add_head_count_kv(1 if latent else config.get("num_key_value_heads") or heads)
     if architecture in _LAYER_NORMS:
         keys = ("layer_norm_eps", "norm_eps", "layer_norm_epsilon")
         writer.add_layer_norm_eps(next((config[key] for key in keys if key in config), 1e-5))
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if config.get("head_dim") and not latent:
+    if architecture == "gemma4":
+        _write_gemma4(writer, config, _global_width(config))
+    elif config.get("head_dim") and not latent:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+
+
+def _global_width(config: Config) -> int:
+    """Of the heads of the last layer, which is a global one."""
+    own = config["per_layer_config"].get(str(config["num_hidden_layers"] - 1), {})
+    return own.get("head_dim", config["head_dim"])
+
+
+def _write_gemma4(writer: gguf.GGUFWriter, config: Config, global_width: int) -> None:
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"] or 0)
+    for width, names in (
+        (global_width, ("key_length", "value_length")),
+        (config["head_dim"], ("key_length_swa", "value_length_swa")),
+    ):
+        for name in names:
+            getattr(writer, f"add_{name}")(width)
+    writer.add_rope_dimension_count(global_width)
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if config["use_double_wide_mlp"]:
+        width = config["intermediate_size"]
+        writer.add_feed_forward_length(
+            [width * (1 if layer < layers - shared else 2) for layer in range(layers)]
+        )
+    heads = config["num_key_value_heads"]
+    own = [config["per_layer_config"].get(str(layer), {}) for layer in range(layers)]
+    if config["attention_k_eq_v"]:
+        writer.add_head_count_kv([each.get("num_key_value_heads", heads) for each in own])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
 def _write_rope(writer: gguf.GGUFWriter, config: Config, architecture: str) -> None:
@@ -96,16 +137,20 @@ def _write_rope(writer: gguf.GGUFWriter, config: Config, architecture: str) -> N
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     if architecture == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    if architecture in ("mistral3", "mistral4"):
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    if architecture == "deepseek2" and "mscale_all_dim" in rope:
+    if architecture in _LATENT and "mscale_all_dim" in rope:
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-    if architecture == "deepseek2":
+    if architecture in _LATENT:
         writer.add_rope_dimension_count(config["qk_rope_head_dim"])
-    elif "partial_rotary_factor" in rope:
+    elif "partial_rotary_factor" in rope and rope["rope_type"] != "proportional":
         writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * width))
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: Config, architecture: str) -> None:
+    if architecture == "exaone-moe":
+        names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+        config = config | {name: config[theirs] for name, theirs in names.items()}
     counts = [config[name] for name in _COUNTS if config.get(name)]
     if not counts or architecture == "nemotron_h":
         return
@@ -136,7 +181,7 @@ def _write_experts(writer: gguf.GGUFWriter, config: Config, architecture: str) -
 
 
 def _write_others(writer: gguf.GGUFWriter, config: Config, architecture: str) -> None:
-    if architecture == "deepseek2":
+    if architecture in _LATENT:
         rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
         writer.add_kv_lora_rank(rank)
         writer.add_key_length(rank + rope)
@@ -145,7 +190,7 @@ def _write_others(writer: gguf.GGUFWriter, config: Config, architecture: str) ->
         writer.add_value_length_mla(config["v_head_dim"])
         if config.get("q_lora_rank"):
             writer.add_q_lora_rank(config["q_lora_rank"])
-    if architecture.startswith("granite"):
+    if architecture.startswith("granite") and config["model_type"] != "bamba":
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -213,6 +258,8 @@ def _parts(name: str, values: torch.Tensor, config: Config) -> Iterator[tuple[st
     elif name.endswith("gate_up_proj_bias"):
         yield name.replace("gate_up_proj_bias", "gate_proj.bias"), values[..., ::2]
         yield name.replace("gate_up_proj_bias", "up_proj.bias"), values[..., 1::2]
+    elif name.endswith("experts.gate_up_proj") and config["model_type"] in _STACKED:
+        yield f"{name}.weight", values
     elif name.endswith("experts.gate_up_proj"):  # Qwen 3 VL's, as transformers writes it
         for kind, part in zip(("gate", "up"), values.chunk(2, dim=-2), strict=True):
             yield name.replace("gate_up_proj", f"{kind}_proj.weight"), part
@@ -222,7 +269,7 @@ def _parts(name: str, values: torch.Tensor, config: Config) -> Iterator[tuple[st
     elif name.endswith("down_proj_bias"):
         yield name.replace("down_proj_bias", "down_proj.bias"), values
     else:
-        yield f"{name}.weight" if name.endswith("sinks") else name, values
+        yield f"{name}.weight" if name.endswith(("sinks", "layer_scalar")) else name, values
 
 
 def _changed(name: str, values: torch.Tensor, config: Config, architecture: str) -> torch.Tensor:

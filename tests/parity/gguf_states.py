@@ -32,6 +32,9 @@ def completed(config: Config) -> Config:
 def write_states(writer: gguf.GGUFWriter, config: Config, architecture: str) -> None:
     layers = config["num_hidden_layers"]
     kinds = config.get("layers_block_type") or config.get("layer_types") or []
+    if config["model_type"] == "bamba":
+        attends = config["attn_layer_indices"]
+        kinds = ["full_attention" if layer in attends else "mamba" for layer in range(layers)]
     if "full_attention" in kinds:
         kv_heads = config["num_key_value_heads"]
         writer.add_head_count_kv([kv_heads * (kind == "full_attention") for kind in kinds])
@@ -57,7 +60,9 @@ def write_states(writer: gguf.GGUFWriter, config: Config, architecture: str) -> 
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_group_count(groups)
     if architecture == "granitehybrid":
-        writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+        is_bamba = config["model_type"] == "bamba"
+        rotates = is_bamba or config["position_embedding_type"] == "rope"
+        writer.add_rope_scaling_finetuned(rotates)
     if architecture.startswith("nemotron_h"):
         moe = architecture == "nemotron_h_moe"
         size = config["moe_intermediate_size" if moe else "intermediate_size"]

@@ -122,9 +122,11 @@ def test_byte_level_bpe(name: str) -> None:
     assert found.digest() == Tokenizer(original).digest()
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece(prefix: bool) -> None:
-    """The original has a list of merges; the file only scores, as SentencePiece's have."""
+@pytest.mark.parametrize(
+    ("model", "prefix"), [("llama", True), ("llama", False), ("gemma4", False)]
+)
+def test_sentencepiece(model: str, prefix: bool) -> None:
+    """The original has a list of merges; a file only scores, as SentencePiece's have, or both."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     trained = Backend(models.BPE())
     trained.normalizer = normalizers.Sequence(
@@ -156,13 +158,14 @@ def test_sentencepiece(prefix: bool) -> None:
     found = tokenizer_from_gguf(
         metadata(
             original,
-            "llama",
+            model,
             token_type=np.array(kinds, "<i4"),
             scores=-np.arange(len(tokens), dtype="<f4"),
             unknown_token_id=0,
             bos_token_id=1,
             eos_token_id=2,
             add_space_prefix=prefix,
+            **({"merges": [" ".join(pair) for pair in merges]} if model == "gemma4" else {}),
         )
     )
     assert found is not None
@@ -242,7 +245,7 @@ def test_ends_and_templates() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"model": "bert"}, "model 'bert'; supported are gpt2, llama, t5"),
+        ({"model": "bert"}, "model 'bert'; supported are gpt2, gemma4, llama, t5"),
         ({"pre": "nobody"}, "pre-tokenizer 'nobody'"),
         ({"tokens": ["a", "a"]}, "twice"),
         ({"tokens": []}, "no list"),

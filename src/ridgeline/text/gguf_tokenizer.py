@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file, from its metadata (``tokenizer.ggml.*``).
 
-Three models: ``gpt2`` is byte-level BPE with merges, ``llama`` SentencePiece's BPE with scores and
-bytes for what the vocabulary lacks, ``t5`` SentencePiece's Unigram. Keys:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Models: ``gpt2`` is byte-level BPE with merges, ``llama`` SentencePiece's BPE with scores and
+bytes for what the vocabulary lacks, ``gemma4`` the same with merges, ``t5`` SentencePiece's
+Unigram. Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ from ridgeline.text.pre_tokenizers import PRE_TOKENIZATIONS
 from ridgeline.text.reading import backend_errors
 from ridgeline.text.tokenizer import Tokenizer
 
-_MODELS = ("gpt2", "llama", "t5")
+_SENTENCEPIECE_BPE = ("gemma4", "llama")
+_MODELS = ("gpt2", *_SENTENCEPIECE_BPE, "t5")
 NAMED_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -30,8 +31,8 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files do not always give the end of a turn an id; llama.cpp goes by these texts too.
 _END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
-    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
-    "<｜end▁of▁sentence｜>",
+    "<|endoftext|>", "<|eom_id|>", "<turn|>", "<EOT>", "_<EOT>", "<|end_of_text|>",
+    "<end_of_utterance>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 TEMPLATE_KEY = "tokenizer.chat_template"
 _MAX_TEMPLATES = 64
@@ -62,7 +63,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer | None:
                 )
             backend = byte_level_bpe(vocabulary, PRE_TOKENIZATIONS[pre])
             defaults = (PRE_TOKENIZATIONS[pre].add_bos, False)
-        elif model == "llama":
+        elif model in _SENTENCEPIECE_BPE:
             backend, defaults = sentencepiece_bpe(vocabulary), (True, False)
         else:
             backend, defaults = unigram(vocabulary), (False, True)

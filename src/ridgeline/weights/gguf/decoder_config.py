@@ -13,7 +13,7 @@ from ridgeline.weights.gguf.rope import rope_scaling
 from ridgeline.weights.gguf.values import Metadata
 
 Config = dict[str, object]
-_MAX_LAYERS = 4096
+MAX_LAYERS = 4096
 
 
 class GGUFContent(Protocol):
@@ -103,7 +103,7 @@ def with_scaling(config: Config, keys: Keys, checkpoint: GGUFContent) -> Config:
 
 def layer_types(keys: Keys, num_layers: int, *, default: int) -> list[str]:
     """Each ``default``-th layer sees everything, unless the file has a pattern of its own."""
-    if num_layers > _MAX_LAYERS:
+    if num_layers > MAX_LAYERS:
         raise CorruptFileError(f"The GGUF file claims {num_layers} layers.")
     pattern = keys.get("attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
@@ -115,3 +115,17 @@ def layer_types(keys: Keys, num_layers: int, *, default: int) -> list[str]:
         return [SLIDING if windowed else FULL for windowed in pattern.tolist()]
     every = keys.integer("attention.sliding_window_pattern", default=default)
     return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(num_layers)]
+
+
+def for_each_layer(keys: Keys, name: str) -> tuple[int, ...]:
+    """A whole number for each layer, of which some may be 0."""
+    layers, value = keys.integer("block_count"), keys.get(name)
+    if layers > MAX_LAYERS:
+        raise CorruptFileError(f"The GGUF file claims {layers} layers.")
+    if not isinstance(value, np.ndarray):
+        return (keys.integer(name, minimum=0),) * layers
+    if value.shape != (layers,) or value.dtype.kind not in "iu" or (value < 0).any():
+        raise CorruptFileError(
+            f"The GGUF file must give {keys.architecture}.{name} as {layers} whole numbers."
+        )
+    return tuple(value.tolist())

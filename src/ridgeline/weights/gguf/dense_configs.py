@@ -144,6 +144,16 @@ def _nemotron(keys: Keys, content: GGUFContent) -> Config:
     )
 
 
+def _jais2(keys: Keys, content: GGUFContent) -> Config:
+    names = content.names()
+    eps = keys.number(CONFIG_KEYS["layer_norm_epsilon"])
+    return decoder(keys, norm={"layer_norm_eps": eps}) | {
+        "model_type": "jais2",
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "mlp_bias": "blk.0.ffn_up.bias" in names,
+    }
+
+
 def _command_r(keys: Keys, content: GGUFContent) -> Config:
     names = content.names()
     return _layer_norm(keys) | {
@@ -214,6 +224,7 @@ DENSE_BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
     "glm4": _glm4,
     "granite": _granite,
     "hunyuan-dense": _hunyuan,
+    "jais2": _jais2,
     "mistral3": _mistral3,
     "nemotron": _nemotron,
     "olmo": _olmo,

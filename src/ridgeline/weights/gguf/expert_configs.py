@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from ridgeline.core.errors import CorruptFileError
+from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.models.fields import FULL
 from ridgeline.weights.gguf.decoder_config import (
     Config,
     GGUFContent,
@@ -141,6 +142,22 @@ def _dots1(keys: Keys, content: GGUFContent) -> Config:
     return scaled(keys, content, "dots1", sliding_window=None) | routed(keys, content)
 
 
+def _exaone_moe(keys: Keys, content: GGUFContent) -> Config:
+    """Layers without a window are not rotated; those that predict one more token are left out."""
+    config = without_extra_layers(keys, scaled(keys, content, "exaone_moe"))
+    del config["attention_bias"]
+    config |= routed(keys, content)
+    layers = config["num_hidden_layers"]
+    assert isinstance(layers, int)
+    window = keys.integer(CONFIG_KEYS["sliding_window"], default=0, minimum=0)
+    return config | {
+        "num_experts": config.pop("n_routed_experts"),
+        "num_shared_experts": config.pop("n_shared_experts"),
+        "sliding_window": window or None,
+        "layer_types": layer_types(keys, layers, default=4) if window else [FULL] * layers,
+    }
+
+
 def _minimax_m2(keys: Keys, content: GGUFContent) -> Config:
     config = scaled(keys, content, "minimax_m2", **_local_counts(keys))
     del config["attention_bias"]
@@ -194,6 +211,8 @@ def _deepseek2(keys: Keys, content: GGUFContent) -> Config:
         "qk_rope_head_dim": rope_dim,
         "v_head_dim": value,
     }
+    if keys.architecture == "mistral4":
+        return _mistral4(keys, config)
     if keys.integer("expert_gating_func", default=1, minimum=0) == _SIGMOID:
         return without_extra_layers(keys, config | {"model_type": "deepseek_v3"})
     if config["n_group"] != 1:
@@ -201,15 +220,33 @@ def _deepseek2(keys: Keys, content: GGUFContent) -> Config:
     return config
 
 
+def _mistral4(keys: Keys, config: Config) -> Config:
+    """Mistral Small 4: queries grow if the file says how; of groups the best two experts count."""
+    scaling = config.get("rope_scaling")
+    rate = keys.number("attention.temperature_scale", default=0.0)
+    if rate and isinstance(scaling, dict):
+        length = keys.integer("attention.temperature_length", default=0, minimum=0)
+        original = scaling.get("original_max_position_embeddings")
+        if length not in (0, original):
+            raise UnsupportedModelError(
+                f"The GGUF file lets queries grow by another length, {length}, than that of YaRN, "
+                f"{original}, which is not supported."
+            )
+        scaling["llama_4_scaling_beta"] = rate
+    return config | {"model_type": "mistral4"}
+
+
 EXPERT_BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
     "deepseek2": _deepseek2,
     "dots1": _dots1,
     "ernie4_5-moe": _ernie4_5_moe,
     "glm4moe": _glm4moe,
+    "exaone-moe": _exaone_moe,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granitemoe,
     "hunyuan-moe": _hunyuan_moe,
     "minimax-m2": _minimax_m2,
+    "mistral4": _deepseek2,
     "olmoe": _olmoe,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,

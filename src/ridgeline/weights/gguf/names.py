@@ -75,6 +75,25 @@ _SHARED = _LLAMA | _layers(
 _CORRECTED = _SHARED | {
     "layers.{i}.correction_bias": TensorSource(name="blk.{i}.exp_probs_b.bias", row_vector=True)
 }
+_LAYER_INPUTS = _sources(
+    {
+        "layer_embed": "per_layer_token_embd.weight",
+        "layer_projection": "per_layer_model_proj.weight",
+        "layer_projection_norm": "per_layer_proj_norm.weight",
+    },
+    ("", ""),
+) | _layers(
+    {
+        "input_gate": "inp_gate.weight",
+        "input_up": "proj.weight",
+        "input_norm": "post_norm.weight",
+        "scale": "layer_output_scale.weight",
+    }
+)
+_STACKED_GATE_UP: Mapping[str, tuple[str, ...]] = {
+    "blk.{i}.ffn_gate_up_exps.weight": ("layers.{i}.experts.gate", "layers.{i}.experts.up")
+}
+_GATE_UP_EXPERTS = _layers(dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight"))
 # Where the norm before the feed-forward network has the name of one behind attention.
 _OTHER_NORM = _layers({"mlp_norm": "post_attention_norm.weight"})
 _LATENT = _CORRECTED | _layers(
@@ -158,6 +177,7 @@ class Architecture:
         in_config: tensors that say what a config says, and are no weights.
         splits_kv_b: the matrix from latents to heads may be stored as ``attn_k_b``, whose matrices
             are transposed, and ``attn_v_b`` (`latents`).
+        ignored: regular expressions for the names of tensors that may be left over.
         tiled_values: value heads of linear attention go round the key heads, and are not those of
             each key head together.
     """
@@ -169,6 +189,7 @@ class Architecture:
     norm_offset: float = 0.0
     in_config: tuple[str, ...] = ()
     splits_kv_b: bool = False
+    ignored: tuple[str, ...] = ()
     tiled_values: bool = False
 
 
@@ -212,8 +233,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": Architecture(tensors=_LLAMA, fused={}),
     "ernie4_5-moe": Architecture(tensors=_CORRECTED, fused={}),
     "exaone4": Architecture(tensors=_WITH_POST_NORMS, fused={}, in_config=_FREQS),
+    "exaone-moe": Architecture(tensors=_CORRECTED, fused={}, in_config=_FREQS),
     "falcon-h1": Architecture(tensors=_FALCON_H1, fused=_SCAN_FUSED),
     "gemma": Architecture(tensors=_LLAMA, fused={}, norm_offset=1.0),
+    "gemma4": Architecture(
+        tensors=_WITH_POST_NORMS | _LAYER_INPUTS,
+        fused={},
+        in_config=_FREQS,
+        # What layers that read K and V of others do not use.
+        ignored=(r"blk\.\d+\.attn_([kv]|k_norm)\.weight",),
+    ),
     "glm4": Architecture(tensors=_GLM4, fused=_GATE_UP),
     "glm4moe": Architecture(tensors=_CORRECTED | _OTHER_NORM, fused={}),
     "gpt-oss": Architecture(
@@ -226,11 +255,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan-dense": Architecture(tensors=_LLAMA, fused={}),
     "hunyuan-moe": Architecture(tensors=_SHARED, fused={}),
+    "jais2": Architecture(tensors=_LLAMA, fused={}),
     "lfm2": Architecture(tensors=_LLAMA | _CONVS, fused=_CONV_FUSED),
     "lfm2moe": Architecture(tensors=_CORRECTED | _CONVS, fused=_CONV_FUSED),
     "mamba2": Architecture(tensors=_LLAMA | _SCAN, fused=_SCAN_FUSED),
     "minimax-m2": Architecture(tensors=_CORRECTED, fused={}),
     "mistral3": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
+    "mistral4": Architecture(
+        tensors=_LATENT | _LATENT_QUERY | _GATE_UP_EXPERTS,
+        fused=_STACKED_GATE_UP,
+        in_config=_FREQS,
+        splits_kv_b=True,
+    ),
     "nemotron": Architecture(tensors=_LLAMA, fused={}, norm_offset=1.0),
     "nemotron_h": Architecture(tensors=_NEMOTRON_H, fused=_SCAN_FUSED),
     "nemotron_h_moe": Architecture(tensors=_NEMOTRON_H, fused=_SCAN_FUSED),

@@ -5,13 +5,16 @@ Which layers attend is said by KV heads for each layer: there are none where a s
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.models.fields import FULL
 from ridgeline.models.lfm2 import CONV
 from ridgeline.models.mamba_config import LINEAR
-from ridgeline.weights.gguf.decoder_config import Config, GGUFContent
+from ridgeline.weights.gguf.decoder_config import (
+    MAX_LAYERS,
+    Config,
+    GGUFContent,
+    for_each_layer,
+)
 from ridgeline.weights.gguf.dense_configs import WHOLE_HEADS, multipliers, scaled
 from ridgeline.weights.gguf.expert_configs import (
     expert_counts,
@@ -23,28 +26,13 @@ from ridgeline.weights.gguf.keys import CONFIG_KEYS, Keys
 
 _KV_HEADS = CONFIG_KEYS["num_key_value_heads"]
 _MLP_WIDTH = CONFIG_KEYS["intermediate_size"]
-_MAX_LAYERS = 4096
-
-
-def _for_each_layer(keys: Keys, name: str) -> tuple[int, ...]:
-    """A whole number for each layer, of which some may be 0."""
-    layers, value = keys.integer("block_count"), keys.get(name)
-    if layers > _MAX_LAYERS:
-        raise CorruptFileError(f"The GGUF file claims {layers} layers.")
-    if not isinstance(value, np.ndarray):
-        return (keys.integer(name, minimum=0),) * layers
-    if value.shape != (layers,) or value.dtype.kind not in "iu" or (value < 0).any():
-        raise CorruptFileError(
-            f"The GGUF file must give {keys.architecture}.{name} as {layers} whole numbers."
-        )
-    return tuple(value.tolist())
 
 
 def _same_where_there(keys: Keys, *names: str) -> Keys:
     """The keys, with one number for all layers where those that are not 0 are the same."""
     found: dict[str, object] = {}
     for name in names:
-        values = set(_for_each_layer(keys, name)) - {0}
+        values = set(for_each_layer(keys, name)) - {0}
         if len(values) > 1:
             raise UnsupportedModelError(
                 f"The GGUF file gives layers different {keys.architecture}.{name}, which is not "
@@ -91,7 +79,7 @@ def _mamba2(keys: Keys, content: GGUFContent) -> Config:
 
 
 def _kinds(keys: Keys, other: str) -> list[str]:
-    return [FULL if heads else other for heads in _for_each_layer(keys, _KV_HEADS)]
+    return [FULL if heads else other for heads in for_each_layer(keys, _KV_HEADS)]
 
 
 def _lfm2(keys: Keys, content: GGUFContent) -> Config:
@@ -138,7 +126,24 @@ def _granitehybrid(keys: Keys, content: GGUFContent) -> Config:
     }
     if experts:
         config["num_experts_per_tok"] = keys.integer("expert_used_count")
+    elif config["position_embedding_type"] == "rope" and keys.get("embedding_scale") is None:
+        return _bamba(keys, content, config)
     return config
+
+
+def _bamba(keys: Keys, content: GGUFContent, config: Config) -> Config:
+    """Bamba has Granite 4's architecture, but positions and no multipliers. Files do not always
+    say that half of each head is rotated."""
+    kinds = _kinds(keys, LINEAR)
+    dropped = ("layer_types", "num_local_experts", "position_embedding_type",
+               "shared_intermediate_size", *multipliers(keys))  # fmt: skip
+    return {
+        "partial_rotary_factor": 0.5,
+        **{name: value for name, value in config.items() if name not in dropped},
+        "model_type": "bamba",
+        "attn_layer_indices": [layer for layer, kind in enumerate(kinds) if kind == FULL],
+        "mlp_bias": "blk.0.ffn_gate.bias" in content.names(),
+    }
 
 
 def _nemotron_h(keys: Keys, content: GGUFContent) -> Config:
@@ -204,7 +209,7 @@ def _delta(keys: Keys, content: GGUFContent, model_type: str) -> Config:
     config = without_extra_layers(keys, config)
     layers = config["num_hidden_layers"]
     assert isinstance(layers, int)
-    if layers > _MAX_LAYERS:
+    if layers > MAX_LAYERS:
         raise CorruptFileError(f"The GGUF file claims {layers} layers.")
     return config | {
         "attention_bias": any(name.endswith(".attn_q.bias") for name in names),
