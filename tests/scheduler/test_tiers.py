@@ -11,7 +11,7 @@ from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run
 from ridgeline.core.errors import OverloadedError
 from ridgeline.core.request import FinishReason
 from ridgeline.kvcache import Match, prefix_cache
-from ridgeline.kvcache.tiers import DiskTier, RamTier, Transfers, transfers
+from ridgeline.kvcache.tiers import DiskTier, RamTier, Transfers, transfer_thread, transfers
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
 
@@ -337,6 +337,32 @@ def test_a_deletion_is_done_when_the_tiers_have_done_it():
     assert not done.wait(0.05)
     tier.may_delete.set()
     assert done.wait(10)
+    scheduler.close()
+
+
+def test_nobody_waits_for_a_look_behind_what_a_slow_tier_is_given_for_others(monkeypatch):
+    monkeypatch.setattr(transfer_thread, "_LOOK_S", 0.05)
+    may_put, has_put = threading.Event(), threading.Event()
+
+    class Slow(RamTier):
+        def put_all(self, entries):
+            may_put.wait(5)
+            has_put.set()
+            super().put_all(entries)
+
+        def is_unsure(self, _key):
+            return True
+
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [Slow(10**6)], in_thread=True, num_blocks=(64,))
+    ask(scheduler, executor, 0, range(41), max_tokens=1)  # which is being saved from now on
+    tokens, output = ask(scheduler, executor, 1, range(7, 48), max_tokens=1)
+    assert not has_put.is_set()
+    assert tokens == 41
+    assert output == expected_output(request(1, range(7, 48), max_tokens=1), 0, 64)
+    may_put.set()
+    run_saves(scheduler)
+    scheduler.check_integrity()
     scheduler.close()
 
 

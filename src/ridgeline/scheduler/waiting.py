@@ -224,11 +224,19 @@ class Waiting:
         return True
 
     def land_loads(self) -> None:
-        """Let sequences whose load is done wait in the queue again; they find it in the cache."""
+        """Let sequences whose load is done wait in the queue again; they find it in the cache.
+
+        So do those whose look is late, which compute what a tier may have.
+        """
         if self._transfers is None:
             return
         self._transfers.poll()
-        for sequence in [each for each, load in self._loading.items() if load.is_done]:
+        done = [
+            each
+            for each, load in self._loading.items()
+            if load.is_done or (isinstance(load, Look) and load.is_late)
+        ]
+        for sequence in done:
             del self._loading[sequence]
             self._queue.push(sequence)
 

@@ -18,6 +18,7 @@ from ridgeline.kvcache.tiers.tier import BlockIO, Tier
 _BATCH = 32  # blocks that are exported or imported at once, between two steps
 _SMOOTHING = 0.2
 _EXPIRE_EVERY_S = 1.0  # while there are no jobs
+_LOOK_S = 1.25  # what a look takes at the most once it has begun
 _FORGET_S = 30.0  # a tier that was too slow is tried again
 
 
@@ -51,10 +52,18 @@ class Touch:
 
 @dataclass(slots=True, eq=False)
 class Look:
-    """Keys of which tiers are to find out whether they have them."""
+    """Keys of which tiers are to find out whether they have them.
+
+    It may come behind what a slow tier is given for others: after ``until_s`` nobody waits for it.
+    """
 
     keys: list[bytes]
+    until_s: float = field(default_factory=lambda: time.monotonic() + _LOOK_S)
     is_done: bool = False
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self.until_s
 
 
 @dataclass(frozen=True, slots=True)
