@@ -1,11 +1,13 @@
 """Every op says what is done with it and with each of its weights."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, get_args, get_type_hints
 
 import pytest
+from tests.eagle3 import head_config
 from tests.parity.encoder_cases import ENCODER_CASES
 from tests.parity.every_case import CASES
+from tests.tiny import CONFIG
 
 from ridgeline.core import ops
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Role, Rows, Split, WeightFacts
@@ -20,7 +22,7 @@ from ridgeline.core.weight_uses import (
     weight_roles,
     weight_uses,
 )
-from ridgeline.models import PRESETS, describe, lower, shard
+from ridgeline.models import PRESETS, describe, describe_head, lower, lower_head, shard
 
 OPS = get_args(ops.Op)
 
@@ -35,6 +37,10 @@ def lowered():
     spec = describe(dict(PRESETS["llama-3.2-1b"])).spec
     parts = [shard(spec, layout, rank).ops for rank in range(6)]
     whole = [op for config in (*configs, *encoders) for op in lower(describe(config).spec)]
+    tiny = describe(CONFIG).spec
+    head = describe_head(head_config(CONFIG), tiny, ("fc.weight",)).spec
+    drafted = replace(tiny, draft_head=head)
+    whole += [*lower(drafted), *lower_head(drafted)]
     return [*whole, *(op for part in parts for op in part)]
 
 

@@ -5,6 +5,7 @@ something is wrong; the others promise equality in the type that they run in.
 """
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import get_args
 
@@ -12,12 +13,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.conftest import VOCAB, write_tokenizer
+from tests.eagle3 import head_config, head_tensors, write_head
 from tests.executors.host_cuda import host_factory
 from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_model
 
-from ridgeline import LLM
+from ridgeline import LLM, SamplingParams
 from ridgeline.core.settings.speculation import (
     DRAFT_MODEL_SPECULATION,
+    HEAD_SPECULATION,
     Speculation,
     drafter_names,
 )
@@ -64,12 +67,28 @@ def _write_adapter(folder):
     save_file(tensors, folder / "adapter_model.safetensors")
 
 
+def _write_drafter(folder, target, target_config):
+    """A drafter of the tokens that the model says most often, so that it is right sometimes."""
+    with LLM(str(target), executor="reference", dtype="float64", block_tokens=4) as llm:
+        settings = SamplingParams(temperature=0.4, seed=3, max_tokens=24, n=3)
+        outputs = llm.generate(["a", "the cat sat on the mat ", "na"], settings)
+    said = Counter(
+        token for output in outputs for each in output.outputs for token in each.token_ids
+    )
+    config = head_config(target_config | {"vocab_size": VOCAB}, draft_vocab_size=8)
+    tensors = head_tensors(config, gain=1.0)
+    often = torch.tensor(sorted(token for token, _ in said.most_common(8)))
+    write_head(folder, config, tensors | {"d2t": often - torch.arange(8)})
+
+
 def write_pairs(root):
-    """The folders ``full``, ``windowed``, ``latent``, their drafts, and an adapter of ``full``."""
+    """The folders ``full``, ``windowed``, ``latent``, their drafts and drafters that read hidden
+    states, and an adapter of ``full``."""
     dense = LATENT | {"first_k_dense_replace": LATENT["num_hidden_layers"]}
     for name, config in (("full", CONFIG), ("windowed", WINDOWED), ("latent", dense)):
         _write(root / name, config)
         _write(root / f"{name}-draft", config, noise=_DISAGREEMENT)
+        _write_drafter(root / f"{name}-eagle3", root / name, config)
     _write_adapter(root / "adapter")
 
 
@@ -87,26 +106,29 @@ def opener(root, executor):
     ``pool_tokens``: how many tokens the KV pool of each model holds.
     """
     block_tokens = 16 if executor == "cpu" else 4
-    known: dict[str, int] = {}  # bytes of a block, all groups together, by pair
+    known: dict[tuple[str, str], int] = {}  # bytes of a block, all groups together, by pair
 
     def open_llm(speculation, *, pair="full", pool_tokens=None, **settings):
         if executor != "cpu":
             settings = {"dtype": "float64"} | settings
         models = 1
         drafting = drafting_settings(speculation)
-        if executor == "cuda" and drafting["speculation"] == "exit":
-            pytest.skip("the cuda executor refuses exits")
+        if executor == "cuda" and drafting["speculation"] in ("exit", *HEAD_SPECULATION):
+            pytest.skip("the cuda executor refuses what uses the target's KV to draft")
         settings = drafting | settings
         if drafting["speculation"] in DRAFT_MODEL_SPECULATION:
             models = 2
             settings = {"draft_model": str(root / f"{pair}-draft")} | settings
+        if drafting["speculation"] in HEAD_SPECULATION:
+            settings = {"draft_model": str(root / f"{pair}-{speculation.split()[0]}")} | settings
         settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings
         if pool_tokens is not None:
-            if pair not in known:
-                with open_llm("off", pair=pair) as llm:
-                    known[pair] = sum(llm._engine.executor.kv_layout().block_bytes)
+            holder = speculation if drafting["speculation"] in HEAD_SPECULATION else "off"
+            if (pair, holder) not in known:
+                with open_llm(holder, pair=pair) as llm:
+                    known[pair, holder] = sum(llm._engine.executor.kv_layout().block_bytes)
             blocks = pool_tokens // block_tokens
-            settings["kv_cache_memory_bytes"] = blocks * known[pair] * models
+            settings["kv_cache_memory_bytes"] = blocks * known[pair, holder] * models
         return LLM(str(root / pair), executor=executor, **settings)
 
     return open_llm

@@ -59,6 +59,8 @@ QUICK = {
     ("ngram", "tight"),
     ("suffix", "chunked"),
     ("exit", "tight"),
+    ("eagle3", "tight"),
+    ("eagle3 tree", "plain"),
     ("draft", "windowed"),
     ("adaptive", "plain"),
 }
@@ -132,7 +134,9 @@ def test_outputs_are_those_without(open_llm, expected, drafter, engine):
     is_adaptive = drafter.startswith("adaptive")
     if drafter in part_names("drafters") or (is_adaptive and engine == "chunked"):
         return  # which promise nothing; nine tokens a step leave no room that is worth it
-    fewest = 0 if is_adaptive else 10 if engine == "windowed" else 50  # windows: little to look up
+    is_random = drafter.startswith("eagle3")
+    # Windows leave little to look up.
+    fewest = 0 if is_adaptive else 10 if is_random or engine == "windowed" else 50
     assert num_accepted > fewest
 
 
@@ -190,7 +194,9 @@ def test_streams_of_several_tokens_a_step(open_llm, expected, drafter):
         chunks = list(llm.stream(PROMPTS[1], params("greedy")))
     tokens = sum((chunk.token_ids for chunk in chunks), ())
     assert tokens == expected("full")[1][0][0]
-    if not drafter.startswith("exit"):  # random layers seldom agree with all of the model
+    if not drafter.startswith(
+        ("exit", "eagle3")
+    ):  # random layers seldom agree with all of the model
         assert len(chunks) < len(tokens)
 
 

@@ -87,12 +87,14 @@ def _state_elements(spec: StateSpec, hidden_size: int) -> int:
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     """The KV groups of a model, in order of their first layer.
 
-    Layers that are bidirectional, or read the K and V of another, are in none.
+    Layers that are bidirectional, or read the K and V of another, are in none. Those of a drafter
+    that reads hidden states are numbered behind the model's.
 
     A pipeline's stage has all groups, each with those of its layers that are the stage's.
     """
     members: dict[tuple[int, int, int, int | None], list[int]] = {}
-    for index, layer in enumerate(spec.layers):
+    drafting = () if spec.draft_head is None else spec.draft_head.layers
+    for index, layer in enumerate((*spec.layers, *drafting)):
         mixer = layer.attention
         if isinstance(mixer, MLASpec) or (
             isinstance(mixer, AttentionSpec) and not mixer.bidirectional and mixer.kv_layer is None
@@ -100,7 +102,9 @@ def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
             members.setdefault(kv_shape(mixer), []).append(index)
     return tuple(
         KVGroup(
-            layers=tuple(layer for layer in layers if layer in spec.layers_here),
+            layers=tuple(
+                layer for layer in layers if layer in spec.layers_here or layer >= len(spec.layers)
+            ),
             num_kv_heads=heads,
             k_width=k_width,
             v_width=v_width,

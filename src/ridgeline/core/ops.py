@@ -11,13 +11,14 @@ width, V vocabulary, E experts; in latent attention, R latent elements, n and r 
 head's parts without and with rotary positions, v the width of a head of V.
 
 Weights are in `core.op_weights`, ops on states in `core.state_ops`, those between ranks in
-`core.rank_ops`, those of per-layer embeddings in `core.layer_input_ops`; all of them are found here
-as well.
+`core.rank_ops`, those of per-layer embeddings in `core.layer_input_ops`, those of drafters that
+read hidden states in `core.feature_ops`; all of them are found here as well.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ridgeline.core.feature_ops import JoinFeatures, KeepFeatures, ReadFeatures
 from ridgeline.core.layer_input_ops import LayerEmbed, LayerInput
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
 from ridgeline.core.op_weights import (
@@ -73,6 +74,7 @@ __all__ = [
     "DeltaProject",
     "Down",
     "Embed",
+    "FeatureOp",
     "GateHeads",
     "GateUp",
     "GatedDelta",
@@ -83,7 +85,9 @@ __all__ = [
     "GrowQueries",
     "Head",
     "HeadNorm",
+    "JoinFeatures",
     "KVWrite",
+    "KeepFeatures",
     "LatentAttend",
     "LatentProject",
     "LayerEmbed",
@@ -93,6 +97,7 @@ __all__ = [
     "Op",
     "OutProject",
     "QKVProject",
+    "ReadFeatures",
     "ReceiveHidden",
     "Rope",
     "ScaleHidden",
@@ -479,11 +484,13 @@ Op = (
     | LatentAttend | BidirectionalAttend | ConvProject | ShortConv | DeltaProject | GatedDelta
     | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Down | MoE
     | SharedExpert | AddShared | AddResidual | ScaleHidden | Head | Gather | GatherTokens
-    | GatherLogits | SendHidden | ReceiveHidden | LayerEmbed | LayerInput
+    | GatherLogits | SendHidden | ReceiveHidden | LayerEmbed | LayerInput | KeepFeatures
+    | ReadFeatures | JoinFeatures
 )  # fmt: skip
 
 
 AttentionOp = Attend | LatentAttend | BidirectionalAttend
 GatherOp = Gather | GatherTokens | GatherLogits
 StageOp = SendHidden | ReceiveHidden
+FeatureOp = KeepFeatures | ReadFeatures | JoinFeatures
 StateOp = ShortConv | GatedDelta | SelectiveScan  # those that read and write the sequences' states

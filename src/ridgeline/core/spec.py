@@ -421,6 +421,28 @@ class LayerInputSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftHeadSpec:
+    """A drafter that reads the target's hidden states (EAGLE-3, arXiv 2503.01840, section 3.1).
+
+    Its features are the target's residual after each of ``feature_layers`` so many layers, side by
+    side, projected to ``hidden_size``. The first of ``layers``, which has no norm of its own,
+    attends over the normed embedding beside them, normed. ``norm`` is all its norms.
+    ``norm_features``: of the features before they are projected. ``norm_residual``: the residual
+    begins normed. ``norm_output``: what it reads of its own is behind the last norm.
+    Its K and V are stored beside the target's, as those of layers behind the last.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[LayerSpec, ...]
+    feature_layers: tuple[int, ...]
+    norm: NormSpec
+    norm_features: bool = False
+    norm_residual: bool = False
+    norm_output: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder-only language model, or an encoder (``has_head`` is false): one stack of layers.
 
@@ -433,6 +455,7 @@ class ModelSpec:
     squashes them by tanh. Without ``final_norm`` the last layer ends in a residual norm.
     ``layer_inputs``: embeddings of each layer's own.
     ``stage``: of ``layers`` only these, ``[first, stop)``, are computed, as a pipeline's stage.
+    ``draft_head``: a drafter that reads its hidden states, and keeps K and V beside its.
     """
 
     model_type: str
@@ -453,6 +476,7 @@ class ModelSpec:
     logit_softcap: float | None = None
     layer_inputs: LayerInputSpec | None = None
     stage: tuple[int, int] | None = None
+    draft_head: DraftHeadSpec | None = None
 
     @property
     def layers_here(self) -> range:

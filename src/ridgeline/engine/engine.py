@@ -14,7 +14,12 @@ from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.observing import keep_errors, make_observer, step_price
 from ridgeline.engine.request_factory import RequestFactory
-from ridgeline.engine.speculation import load_draft, make_grammars, make_speculation
+from ridgeline.engine.speculation import (
+    load_draft,
+    make_grammars,
+    make_speculation,
+    with_draft,
+)
 from ridgeline.engine.summary import load_summary
 from ridgeline.executors import create_executor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
@@ -47,13 +52,11 @@ class Engine:
     def __init__(self, config: EngineConfig, *, progress: Progress | None = None) -> None:
         loaded = load_model(config, progress=progress)
         draft = load_draft(config, loaded, progress=progress)
-        models = {ModelRole.TARGET: loaded.model}
-        if draft is not None:
-            models[ModelRole.DRAFT] = draft
+        models = with_draft(loaded.model, draft)
         self.executor = create_executor(models, config)
-        own_draft = None if draft is None or draft.is_exit else draft  # with weights and KV
+        own_draft = None if draft is None or draft.shares_kv else draft  # with KV of its own
         layout = self.executor.kv_layout()
-        spec = loaded.model.spec
+        spec = models[ModelRole.TARGET].spec
         resolved = resolve(
             config,
             spec=spec,
@@ -86,7 +89,7 @@ class Engine:
             self.executor,
             constraints=self.grammars,
             price=price,
-            exits=draft is not None and draft.is_exit,
+            draft=draft,
         )
         digest = kv_digest(
             config, self.executor, spec=spec, dtype=resolved.dtype, folder=loaded.folder

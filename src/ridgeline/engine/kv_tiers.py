@@ -87,8 +87,9 @@ def kv_digest(
     """Names all that KV depends on beside prompt, adapter slot and salt.
 
     Within one engine that is the layout. With tiers that other engines read, it is also
-    the weights and the adapters (all bytes of their files), the spec, and what computes with them
-    in which formats: the executor, its kernels and dtype, and the quantization on load.
+    the weights and the adapters (all bytes of their files), the spec, the name of a drafter whose
+    KV is beside it, and what computes with them in which formats: the executor, its kernels and
+    dtype, and the quantization on load.
 
     Raises:
         DiskError: the weights cannot be read again.
@@ -103,5 +104,6 @@ def kv_digest(
     weights = content_digest(paths, memory=memory / _KNOWN_DIGESTS)
     random_weights = (config.load_format, config.seed if config.load_format == "dummy" else 0)
     computed = (executor.name, executor.kernels, dtype, config.quantization)
-    parts = (layout, weights, random_weights, spec, *computed)
+    drafter = (config.draft_model, config.draft_quantization) if spec.draft_head else None
+    parts = (layout, weights, random_weights, spec, drafter, *computed)
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()

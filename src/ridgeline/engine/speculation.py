@@ -6,9 +6,10 @@ from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import ConstraintFactory, Executor, StepPrice
-from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION
+from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION, HEAD_SPECULATION
 from ridgeline.decoding.drafters import make_drafter
 from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.engine.draft_head import load_draft_head
 from ridgeline.engine.loading import LoadedModel, Progress, load_model
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.scheduler import (
@@ -16,6 +17,7 @@ from ridgeline.scheduler import (
     DraftModelConfig,
     DraftPasses,
     EarlyExit,
+    FeatureHead,
     Speculation,
 )
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
@@ -42,6 +44,12 @@ def load_draft(
         return target.model.exit_after(
             config.draft_layers or max(1, len(target.model.spec.layers) // 4)
         )
+    if config.speculation in HEAD_SPECULATION:
+        if name is None:
+            raise SettingsError(
+                f"speculation={config.speculation!r} needs draft_model, a drafter of this model."
+            )
+        return load_draft_head(config, name, target.model, progress=progress)
     if name is None and config.model in (None, EMBEDDED):
         name = str(embedded_draft_folder())
     if config.speculation in ("draft", "combined") and name is None:
@@ -61,6 +69,18 @@ def load_draft(
     # Adapters change the target alone; its draft is the same for all of them.
     adapters: tuple[Adapter, ...] = tuple({} for _ in config.adapters)
     return replace(draft.model, adapters=adapters)
+
+
+def with_draft(
+    target: ExecutorModel, draft: ExecutorModel | None
+) -> dict[ModelRole, ExecutorModel]:
+    """The models of an engine, the target keeping what the draft model reads."""
+    if draft is None:
+        return {ModelRole.TARGET: target}
+    head = draft.spec.draft_head
+    if draft.is_head and head is not None:
+        target = target.with_features(head)
+    return {ModelRole.TARGET: target, ModelRole.DRAFT: draft}
 
 
 def _check_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
@@ -91,12 +111,12 @@ def make_speculation(
     *,
     price: StepPrice = DEFAULT_PRICE,
     constraints: ConstraintFactory | None = None,
-    exits: bool = False,
+    draft: ExecutorModel | None = None,
 ) -> Speculation:
-    """What the scheduler asks about drafts; ``exits``: the draft model is a part of the target."""
+    """What the scheduler asks about drafts."""
     draft_model: DraftPasses | None = None
-    if exits:
-        draft_model = EarlyExit()
+    if draft is not None and draft.shares_kv:
+        draft_model = EarlyExit() if draft.is_exit else FeatureHead()
     elif resolved.num_draft_blocks:
         layout = executor.kv_layout(ModelRole.DRAFT)
         draft_model = DraftModel(

@@ -44,7 +44,7 @@ class PoolExecutor(StepRunner, Generic[Pool]):
     ``pools`` is filled by the subclass. Blocks are exported and imported on the thread that runs
     the steps, and so take their turn among them. ``kernels`` names what computes: by other kernels
     the KV of the same weights and tokens is another. ``shares``: the draft model has the target's
-    pool (`ExecutorModel.is_exit`).
+    pool (`ExecutorModel.shares_kv`).
     """
 
     def __init__(
@@ -166,6 +166,7 @@ class PoolExecutor(StepRunner, Generic[Pool]):
         state.set_tokens(role, first_draft, result.token_ids)
         if role is ModelRole.TARGET:
             state.proposals.clear()
+            state.features.verified(segment, result.accepted)
 
     def replayed(
         self, segments: Sequence[Segment], role: ModelRole, tokens_NS: Iterable[Sequence[int]]

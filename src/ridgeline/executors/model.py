@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.core.spec import ModelSpec
+from ridgeline.core.spec import DraftHeadSpec, ModelSpec
 from ridgeline.executors.pipeline import StagePipe
 from ridgeline.models import lower, shard
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
@@ -27,6 +28,9 @@ class ExecutorModel:
     ``group`` is there if this is one rank's part of a model: its ops exchange through it. So is
     ``pipe`` where that is a stage of a pipeline. ``is_exit``: it is a draft model that is the
     target's first layers and head, and has the target's weights and KV (`exit_after`).
+    ``borrowed``: it is a drafter that reads the target's hidden states (`ModelSpec.draft_head`),
+    and has these weights of the target's, which ``weights`` lacks; ``token_ids``[rows of its head]
+    are its tokens in the target's vocabulary, if it has not all of them.
     """
 
     spec: ModelSpec
@@ -38,6 +42,23 @@ class ExecutorModel:
     group: "RankGroup | None" = None
     pipe: StagePipe | None = None
     is_exit: bool = False
+    borrowed: frozenset[str] | None = None
+    token_ids: Array | None = None
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it drafts from the target's hidden states."""
+        return self.borrowed is not None
+
+    @property
+    def shares_kv(self) -> bool:
+        """Whether it is a draft model whose KV is in the target's blocks."""
+        return self.is_exit or self.is_head
+
+    def with_features(self, head: DraftHeadSpec) -> "ExecutorModel":
+        """This model, keeping what a drafter reads."""
+        spec = replace(self.spec, draft_head=head)
+        return replace(self, spec=spec, ops=lower(spec))
 
     def exit_after(self, num_layers: int) -> "ExecutorModel":
         """The draft model that this one is if it stops after its first layers: weights and KV are

@@ -114,7 +114,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
                 kv.name, model.spec.model_type,
             )  # fmt: skip
     _check_streaming(config, traits)
-    _check_exit(models, config, traits)
+    _check_shared_kv(models, config, traits)
     if config.num_ranks == 1 and config.workers == 0:
         return traits.create(models, config)
     if not traits.runs_parts:
@@ -146,15 +146,16 @@ def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:
         )
 
 
-def _check_exit(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:
+def _check_shared_kv(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:
     """
     Raises:
-        SettingsError: the target's first layers are to draft for it, and cannot.
+        SettingsError: what drafts is to use the target's KV, and cannot.
     """
-    if not any(model.is_exit for model in models.values()):
+    drafting = [model for model in models.values() if model.shares_kv]
+    if not drafting:
         return
     lacking = {
-        f"the {traits.name} executor": not traits.exits_early,
+        f"the {traits.name} executor": not traits.lends_kv,
         "weights_memory_bytes": config.weights_memory_bytes is not None,
         "tensor_parallel_size": config.tensor_parallel_size > 1,
         "pipeline_parallel_size": config.pipeline_parallel_size > 1,
@@ -165,6 +166,9 @@ def _check_exit(models: Models, config: EngineConfig, traits: ExecutorTraits) ->
         raise SettingsError(
             f"{name} does not draft with the first layers of the model itself; take another "
             "speculation than exit, and leave draft_layers out."
+            if drafting[0].is_exit
+            else f"{name} does not keep hidden states for a drafter; take another speculation than "
+            f"{config.speculation}."
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.core.plan import Admission, BlockTableUpdate, ModelRole
 from ridgeline.decoding import History, Proposal
+from ridgeline.executors.features import SequenceFeatures
 
 
 @dataclass(slots=True)
@@ -12,8 +13,9 @@ class SequenceState:
     """Known tokens and block tables of one slot, for each model; mutated as plans are executed.
 
     A draft model's proposals are known to the draft model alone, unless it ``shares`` both with the
-    target, whose KV it then writes, too. ``proposals`` are those that the
-    target has not verified yet, by position, where that is done by rejection.
+    target, whose KV it then writes, too. ``features`` are what a drafter that reads hidden states
+    has of them. ``proposals`` are those that the target has not verified yet, by position, where
+    that is done by rejection.
     """
 
     admission: Admission
@@ -21,6 +23,7 @@ class SequenceState:
     tokens: dict[ModelRole, list[int]] = field(default_factory=dict)
     tables: dict[tuple[ModelRole, int], list[int]] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
+    features: SequenceFeatures = field(default_factory=SequenceFeatures)
 
     @property
     def verifies_by_rejection(self) -> bool:

@@ -64,7 +64,8 @@ class ExecutorTraits:
         streams_weights: whether weights may stay on disk between steps.
         keeps_states: whether it runs models with states of sequences beside KV.
         shares_kv: whether it runs models some of whose layers read the K and V of others.
-        exits_early: whether the target's first layers can draft for it.
+        lends_kv: whether what drafts may use the target's KV and hidden states: its first
+            layers, or a drafter that reads them.
         device_bytes: all memory of the device that holds weights and KV; ``None`` for the host's.
     """
 
@@ -91,7 +92,7 @@ class ExecutorTraits:
     streams_weights: bool = False
     keeps_states: bool = True
     shares_kv: bool = True
-    exits_early: bool = True
+    lends_kv: bool = True
     device_bytes: Callable[[], float | None] = lambda: None
 
     def check_formats(self, weights: NumberFormat | None, kv: NumberFormat | None) -> None:

@@ -4,8 +4,10 @@ A family is one file: it reads its config into a `ModelSpec` and declares where 
 """
 
 from ridgeline.models.config import ConfigReader, parse_config, read_config
+from ridgeline.models.eagle3 import TOKEN_MAP, DraftHeadDefinition, describe_head
 from ridgeline.models.family import Family, ModelDefinition, TensorSource
 from ridgeline.models.lower import lower
+from ridgeline.models.lower_head import lower_head
 from ridgeline.models.presets import PRESETS
 from ridgeline.models.registry import describe, model_types, register
 from ridgeline.models.rope import inverse_frequencies, rope_attention_factor
@@ -13,14 +15,18 @@ from ridgeline.models.shard import Shard, shard
 
 __all__ = [
     "PRESETS",
+    "TOKEN_MAP",
     "ConfigReader",
+    "DraftHeadDefinition",
     "Family",
     "ModelDefinition",
     "Shard",
     "TensorSource",
     "describe",
+    "describe_head",
     "inverse_frequencies",
     "lower",
+    "lower_head",
     "model_types",
     "parse_config",
     "read_config",

@@ -29,6 +29,7 @@ from ridgeline.core.ops import (
     GrowQueries,
     Head,
     HeadNorm,
+    KeepFeatures,
     KVWrite,
     LayerEmbed,
     LayerInput,
@@ -92,12 +93,14 @@ def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
             )
         ops.append(_layer_embed(spec, spec.layer_inputs))
     for index in spec.layers_here[:exit_after]:
+        ops += _kept_features(spec, index)
         offset = states.offset(index) if states and index in states.layers else 0
-        layer = _Layer(index, group_of.get(index), spec.hidden_size, offset)
+        layer = LayerLowering(index, group_of.get(index), spec.hidden_size, offset)
         ops += layer.ops(spec.layers[index], spec.layer_inputs)
     if spec.layers_here.stop < len(spec.layers):
         assert exit_after is None, "a stage has no exit"
         return (*ops, SendHidden(hidden_size=spec.hidden_size))
+    ops += _kept_features(spec, len(spec.layers))
     if spec.final_norm is not None:
         ops.append(_norm("x", "h", "final_norm", spec.hidden_size, spec.final_norm))
     else:
@@ -109,6 +112,19 @@ def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
     bias = Weight(name="head_bias", shape=(spec.vocab_size,)) if spec.head_bias else None
     ops.append(Head(weight=head, softcap=spec.logit_softcap, bias=bias, scale=spec.logit_scale))
     return tuple(ops)
+
+
+def _kept_features(spec: ModelSpec, num_layers: int) -> list[Op]:
+    """What the drafter of a model reads after so many layers."""
+    if spec.draft_head is None:
+        return []
+    wanted, width = spec.draft_head.feature_layers, spec.hidden_size
+    total = len(wanted) * width
+    return [
+        KeepFeatures(src="x", first=place * width, width=width, total=total)
+        for place, each in enumerate(wanted)
+        if each == num_layers
+    ]
 
 
 def _groups_of_layers(spec: ModelSpec) -> dict[int, int]:
@@ -184,7 +200,7 @@ def _own_kv_heads(spec: AttentionSpec) -> int:
     return spec.num_kv_heads if spec.kv_layer is None else 0
 
 
-class _Layer:
+class LayerLowering:
     """Lowers one layer; its methods name the layer's weights.
 
     ``group`` is that of its KV, ``offset`` the layer's place in a sequence's state.

@@ -21,6 +21,8 @@ from ridgeline.core.ops import (
     GrowQueries,
     Head,
     HeadNorm,
+    JoinFeatures,
+    KeepFeatures,
     KVWrite,
     LatentAttend,
     LatentProject,
@@ -31,6 +33,7 @@ from ridgeline.core.ops import (
     Op,
     OutProject,
     QKVProject,
+    ReadFeatures,
     ReceiveHidden,
     Rope,
     ScaleHidden,
@@ -134,6 +137,12 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return {"x": hidden}, {}
         case ReceiveHidden():
             return {}, {"x": hidden}
+        case KeepFeatures():
+            return {op.src: op.width}, {}
+        case ReadFeatures():
+            return {}, {"inner": op.width, "x": hidden}
+        case JoinFeatures():
+            return {op.first: hidden, op.second: hidden}, {"inner": 2 * hidden}
 
 
 def passed_on(first: Op, second: Op, hidden_size: int) -> int:

@@ -38,6 +38,8 @@ from ridgeline.core.ops import (
     GrowQueries,
     Head,
     HeadNorm,
+    JoinFeatures,
+    KeepFeatures,
     KVWrite,
     LatentAttend,
     LatentProject,
@@ -48,6 +50,7 @@ from ridgeline.core.ops import (
     Op,
     OutProject,
     QKVProject,
+    ReadFeatures,
     ReceiveHidden,
     Rope,
     ScaleHidden,
@@ -207,6 +210,12 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return _gathered(op, op.own, op.borders[-1], p.batch.logit_rows, size)
         case ReceiveHidden():
             return p.moved(hidden)
+        case KeepFeatures():
+            return p.moved(2 * op.width)
+        case ReadFeatures():
+            return p.moved(2 * op.width + hidden)
+        case JoinFeatures():
+            return p.moved(4 * hidden)
         case SendHidden():
             return p.moved(hidden) + Work(link_bytes=p.buffers(hidden), link_messages=1)
 

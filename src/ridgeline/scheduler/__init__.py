@@ -4,6 +4,7 @@ from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.draft_model import DraftModel, DraftModelConfig
 from ridgeline.scheduler.draft_passes import DraftPasses
 from ridgeline.scheduler.early_exit import EarlyExit
+from ridgeline.scheduler.feature_head import FeatureHead
 from ridgeline.scheduler.pricing import DEFAULT_PRICE, LinearPrice
 from ridgeline.scheduler.scheduler import Scheduler
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
@@ -15,6 +16,7 @@ __all__ = [
     "DraftModelConfig",
     "DraftPasses",
     "EarlyExit",
+    "FeatureHead",
     "LinearPrice",
     "Scheduler",
     "SchedulerConfig",

@@ -1,6 +1,7 @@
 """Draft passes in the target's plan, whichever model computes them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
 
 from ridgeline.core.plan import BlockCopy, ModelRole, Pass, Segment, earlier_pass, tree_depth
 from ridgeline.core.result import SegmentResult
@@ -49,6 +50,10 @@ class DraftPasses(ABC):
                 references[segment.slot] = tuple(map(earlier_pass, outputs))
                 output += num_tokens
         return tuple(passes), references
+
+    def passes_behind(self, segments: Seq[Segment]) -> tuple[Pass, ...]:
+        """This step's passes that come after the target's over ``segments``."""
+        return ()
 
     def note_computed(self) -> None:
         """A plan was computed."""

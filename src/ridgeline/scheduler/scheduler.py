@@ -219,9 +219,10 @@ class Scheduler:
         self._updated_s = now_s
         updates = self.take_shed()
         self.speculation.note_drafts(plan, result)
-        a_pass = plan.passes[-1]
-        if a_pass.role is ModelRole.TARGET:
-            applied = self._outcomes.apply(flight.sequences, a_pass, result.passes[-1])
+        for a_pass, outcomes in zip(plan.passes, result.passes, strict=True):
+            if a_pass.role is not ModelRole.TARGET:
+                continue
+            applied = self._outcomes.apply(flight.sequences, a_pass, outcomes)
             if not self.config.reuse_kv:
                 self._lifecycle.forget_kv(each.sequence for each in applied if each.new_token_ids)
             updates += applied

@@ -230,7 +230,8 @@ class Speculation:
         return state.guess
 
     def passes(self, segments: Seq[Segment]) -> tuple[Pass, ...]:
-        """The step's passes: the draft model's, then the target's over ``segments``."""
+        """The step's passes: the draft model's, the target's over ``segments``, and what the draft
+        model computes of these."""
         if self._draft_model is None:
             return (Pass(segments=tuple(segments)),) if segments else ()
         passes, references = self._draft_model.passes()
@@ -240,7 +241,8 @@ class Speculation:
             else each
             for each in segments
         )
-        return (*passes, Pass(segments=targets)) if targets else passes
+        behind = self._draft_model.passes_behind(targets)
+        return (*passes, Pass(segments=targets), *behind) if targets else passes
 
     def masks(self, plan: StepPlan) -> dict[tuple[int, int], npt.NDArray[np.uint32]]:
         """What `StepHandle.set_masks` takes; computed while the step runs."""
@@ -259,7 +261,7 @@ class Speculation:
 
     def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
         """Take the draft model's proposals."""
-        if self._draft_model is None or plan.passes[0].role is not ModelRole.DRAFT:
+        if self._draft_model is None or {each.role for each in plan.passes} == {ModelRole.TARGET}:
             return
         self._draft_model.note_computed()
         states = {state.slot: state for state in self._states.values()}

@@ -59,10 +59,13 @@ def build_batch(
     states: Mapping[int, CPUSequence],
     role: ModelRole,
     cache: KVCache,
+    *,
+    is_head: bool = False,
 ) -> CPUBatch:
     """Arrays for one forward pass over segments whose references are resolved.
 
-    Applies block-table updates and records known tokens in the states.
+    Applies block-table updates and records known tokens in the states. Of a drafter that reads
+    hidden states (``is_head``) a token is at the position before its own, whose features it has.
     """
     owners = tuple(states[segment.slot] for segment in segments)
     items, rows = [], []
@@ -91,7 +94,7 @@ def build_batch(
             (
                 first_row,
                 segment.num_tokens,
-                segment.start,
+                segment.start - is_head,
                 segment.num_drafts,
                 tree,
                 state.table_pointers(role),
@@ -102,7 +105,7 @@ def build_batch(
             )
         )
         token_ids.extend(segment.token_ids)
-        positions.extend(_positions(segment))
+        positions.extend(position - is_head for position in _positions(segment))
         stop = first_row + segment.num_tokens
         logit_rows.extend(range(stop - num_kept_rows(segment), stop))
         first_row = stop

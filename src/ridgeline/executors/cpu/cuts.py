@@ -18,7 +18,8 @@ _NATIVE = (
     ops.ConvProject, ops.ShortConv, ops.DeltaProject, ops.GatedDelta, ops.ScanProject,
     ops.SelectiveScan, ops.GateHeads, ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE,
     ops.AddShared, ops.AddResidual, ops.Head, ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens,
-    ops.GatherLogits, ops.SendHidden, ops.ReceiveHidden,
+    ops.GatherLogits, ops.SendHidden, ops.ReceiveHidden, ops.KeepFeatures, ops.ReadFeatures,
+    ops.JoinFeatures,
 )  # fmt: skip
 _NEVER_CUT = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,

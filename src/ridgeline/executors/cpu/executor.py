@@ -15,7 +15,7 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.cache_groups import cache_groups
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
-from ridgeline.core.ops import Attend, MoE, Op, SendHidden, StageOp
+from ridgeline.core.ops import Attend, FeatureOp, MoE, Op, SendHidden, StageOp
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec, RopeSpec
@@ -24,6 +24,7 @@ from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch, num_kept_rows
 from ridgeline.executors.cpu.cuts import cut_ops
+from ridgeline.executors.cpu.feature_ops import run_feature_op
 from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
 from ridgeline.executors.cpu.kv_selection import choose, ends_prompts
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
@@ -31,7 +32,8 @@ from ridgeline.executors.cpu.program import Program, depends_on_length
 from ridgeline.executors.cpu.spans import SpanLog
 from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.streaming import stream_weights
-from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
+from ridgeline.executors.cpu.weights import PackedWeights, pack_weights, with_borrowed
+from ridgeline.executors.features import PassFeatures, on_whole_vocabulary
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import DrawnRow, SegmentContext, SegmentRows, draw_tokens
@@ -60,6 +62,8 @@ class _Model:
     program: Program
     cuts: "CutOps | None"
     adapters: NativeAdapters
+    token_ids: Array | None
+    is_head: bool
 
     def adapters_of(self, batch: CPUBatch) -> Any:
         return self.adapters.of_batch([state.admission.adapter for state in batch.states])
@@ -98,7 +102,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             {role: model.spec for role, model in models.items()},
             kernels=f"{level or chosen_level()}/{ABI_VERSION}/{PACKING_VERSION}",
             pipe=models[ModelRole.TARGET].pipe,
-            shares=any(model.is_exit for model in models.values()),
+            shares=any(model.shares_kv for model in models.values()),
         )
         groups = (model.group for model in models.values() if model.group is not None)
         self._pool = next((group.pool for group in groups), None) or shared_pool(level)
@@ -116,6 +120,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 weights = pack_weights(self._pool, model, cuts=cuts)
             else:
                 weights = packed_cache.pack(self._pool, model)
+            if model.borrowed is not None:
+                weights = with_borrowed(weights, self._models[ModelRole.TARGET].weights, model)
             program = Program(self._pool, model.spec, model.ops, weights, cuts, model.group)
             if weights_memory_bytes is not None and role is ModelRole.TARGET:
                 native = [model.ops[place] for place in program.native]
@@ -128,8 +134,10 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 program=program,
                 cuts=_cut_ops(program, weights, model.adapters) if cuts else None,
                 adapters=adapters,
+                token_ids=model.token_ids,
+                is_head=model.is_head,
             )
-            if model.is_exit:
+            if model.shares_kv:
                 self.pools[role] = self.pools[ModelRole.TARGET]
                 continue
             dtype = model.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
@@ -195,9 +203,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self, segments: Sequence[Segment], role: ModelRole, clock: Clock
     ) -> tuple[CPUBatch, Floats | None]:
         """A pass as far as logits, unless it goes on in the next stage of a pipeline."""
-        states = cast(Mapping[int, CPUSequence], self.states)
-        batch = build_batch(segments, states, role, self.pools[role])
-        model = self._models[role]
+        states, model = cast(Mapping[int, CPUSequence], self.states), self._models[role]
+        batch = build_batch(segments, states, role, self.pools[role], is_head=model.is_head)
         model.program.reserve(batch.num_tokens)
         clock.lap("prepare_s")
         goes_on = self.awaited is not None and role is ModelRole.TARGET
@@ -292,10 +299,13 @@ class CPUExecutor(PoolExecutor[KVCache]):
 
     def _run_program(self, model: _Model, batch: CPUBatch) -> None:
         struct = batch.struct()
+        features = PassFeatures(batch.items, batch.role)
 
         def run_cut(op: Op) -> None:
             if isinstance(op, StageOp):
                 self._pass_on(op, model, batch)
+            elif isinstance(op, FeatureOp):
+                run_feature_op(op, features, model.program, batch.num_tokens)
             elif isinstance(op, Attend):
                 choose(op, model.program, model.weights, batch, self.pools[batch.role])
             else:
@@ -312,6 +322,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             model.program.attends if ends_prompts(batch) else (),
         )
         del tables
+        features.store()
 
     def _pass_on(self, op: StageOp, model: _Model, batch: CPUBatch) -> None:
         """Hidden states to the next stage of the pipeline, or from the one before."""
@@ -333,8 +344,17 @@ class CPUExecutor(PoolExecutor[KVCache]):
         logits_NV = logits[: count * vocab].reshape(count, vocab)
         if count:
             assert model.spec.has_head, "an encoder's outputs are hidden states"
-            model.program.head(batch.logit_rows, logits_NV)
+            self._head(model, batch.logit_rows, logits_NV)
         return logits_NV
+
+    @staticmethod
+    def _head(model: _Model, rows: npt.NDArray[np.int32], logits_NV: Floats) -> None:
+        if (token_ids := model.token_ids) is None:
+            model.program.head(rows, logits_NV)
+            return
+        logits_NR = np.empty((len(rows), len(token_ids)), dtype=np.float32)
+        model.program.head(rows, logits_NR)
+        logits_NV[...] = on_whole_vocabulary(logits_NR, token_ids, logits_NV.shape[1])
 
     def _prompt_logits(self, model: _Model, first: int, last: int) -> Iterator[Array]:
         """Logits ``[V]`` of each of some rows of the batch, computed a few rows at a time."""

@@ -33,7 +33,7 @@ from ridgeline.kernels.cpu.structs import (
 )
 from ridgeline.models import inverse_frequencies, rope_attention_factor
 
-_BUFFERS = {
+BUFFERS = {
     "x": Buffer.X,
     "h": Buffer.H,
     "n": Buffer.N,
@@ -49,8 +49,8 @@ class Program:
 
     ``ropes`` are the rotary tables in their order; those whose frequencies depend on a sequence's
     length come from the caller, step by step. ``cuts`` are ops that the caller runs, as it does
-    those between a pipeline's stages: each with the number of native ops before it. ``group`` are
-    the ranks that a model's ops exchange with.
+    those between a pipeline's stages and those on features: each with the number of native ops
+    before it. ``group`` are the ranks that a model's ops exchange with.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Program:
         self.cuts: list[tuple[int, ops.Op]] = []
         self.attends: list[tuple[int, ops.Op]] = []  # each with the number of native ops so far
         for place, op in enumerate(model_ops):
-            if op in cuts or isinstance(op, ops.StageOp):
+            if op in cuts or isinstance(op, ops.StageOp | ops.FeatureOp):
                 self.cuts.append((self._num_ops, op))
             else:
                 self.native.append(place)
@@ -213,12 +213,12 @@ class Program:
                 if op.scale != 1.0:
                     gain, bias = self._scaled_norm(op)
                 library.rl_add_norm(
-                    handle, _BUFFERS[op.src], _BUFFERS[op.dst], self._keep(norm_struct(op.spec)),
+                    handle, BUFFERS[op.src], BUFFERS[op.dst], self._keep(norm_struct(op.spec)),
                     gain, bias, op.width(self.hidden_size),
                 )  # fmt: skip
             case ops.QKVProject():
                 library.rl_add_qkv(
-                    handle, _BUFFERS[op.src], self._linear(op.query, op.query_bias),
+                    handle, BUFFERS[op.src], self._linear(op.query, op.query_bias),
                     self._or_empty(op.key, op.key_bias, op.query),
                     self._or_empty(op.value or op.key, op.value_bias or op.key_bias, op.query),
                     op.clip or 0.0,
@@ -257,7 +257,7 @@ class Program:
                 library.rl_add_bidirectional_attend(handle, op.num_kv_heads, self._keep(attention))
             case ops.LatentProject():
                 library.rl_add_latent_project(
-                    handle, _BUFFERS[op.src],
+                    handle, BUFFERS[op.src],
                     self._optional(op.query_latent, op.query_latent_bias),
                     self._vector(op.query_norm), self._linear(op.query, None),
                     self._linear(op.latent, op.latent_bias), self._vector(op.latent_norm),
@@ -267,14 +267,14 @@ class Program:
                 self._add_latent_attend(op)
             case ops.ConvProject():
                 library.rl_add_qkv(
-                    handle, _BUFFERS[op.src], self._linear(op.in_gate, op.in_gate_bias),
+                    handle, BUFFERS[op.src], self._linear(op.in_gate, op.in_gate_bias),
                     self._linear(op.out_gate, op.out_gate_bias),
                     self._linear(op.value, op.value_bias), 0.0,
                 )  # fmt: skip
             case ops.DeltaProject():
                 parts = (op.query, op.key, op.value, op.gate, op.beta, op.decay)
                 linears = (self._linear(part, None) for part in parts)
-                library.rl_add_delta_project(handle, _BUFFERS[op.src], *linears)
+                library.rl_add_delta_project(handle, BUFFERS[op.src], *linears)
             case ops.GatedDelta():
                 shape = GatedDelta(
                     num_key_heads=op.num_key_heads, num_value_heads=op.num_value_heads,
@@ -287,15 +287,13 @@ class Program:
                 )  # fmt: skip
             case ops.ScanProject():
                 library.rl_add_qkv(
-                    handle, _BUFFERS[op.src], self._linear(op.mixed, op.mixed_bias),
+                    handle, BUFFERS[op.src], self._linear(op.mixed, op.mixed_bias),
                     self._linear(op.gate, op.gate_bias), self._linear(op.step, op.step_bias), 0.0,
                 )  # fmt: skip
             case ops.SelectiveScan():
                 self._add_selective_scan(op)
             case ops.GateHeads():
-                library.rl_add_gate_heads(
-                    handle, _BUFFERS[op.src], self._linear(op.weight, op.bias)
-                )
+                library.rl_add_gate_heads(handle, BUFFERS[op.src], self._linear(op.weight, op.bias))
             case ops.ShortConv():
                 channels, length = op.weight.shape
                 library.rl_add_short_conv(
@@ -306,25 +304,25 @@ class Program:
                 library.rl_add_out_project(handle, self._linear(op.weight, op.bias))
             case ops.MLP():
                 library.rl_add_mlp(
-                    handle, _BUFFERS[op.src], Buffer.H, self._optional(op.gate, op.gate_bias),
+                    handle, BUFFERS[op.src], Buffer.H, self._optional(op.gate, op.gate_bias),
                     self._linear(op.up, op.up_bias), self._linear(op.down, op.down_bias),
                     self._keep(activation_struct(op.activation)), None,
                 )  # fmt: skip
             case ops.GateUp():
                 library.rl_add_gate_up(
-                    handle, _BUFFERS[op.src], self._optional(op.gate, op.gate_bias),
+                    handle, BUFFERS[op.src], self._optional(op.gate, op.gate_bias),
                     self._linear(op.up, op.up_bias), self._keep(activation_struct(op.activation)),
                 )  # fmt: skip
             case ops.Down():
                 library.rl_add_down(
-                    handle, _BUFFERS[op.dst], self._linear(op.weight, op.bias), _BUFFERS[op.src],
+                    handle, BUFFERS[op.dst], self._linear(op.weight, op.bias), BUFFERS[op.src],
                     self._vector(op.output_gate),
                 )  # fmt: skip
             case ops.Gather():
                 # Attention leaves its rows dense, and the product after it reads them so.
                 is_dense = op.buffer == "h" and self._is_attention
                 library.rl_add_gather(
-                    handle, _BUFFERS[op.buffer], self._borders(op.borders), is_dense
+                    handle, BUFFERS[op.buffer], self._borders(op.borders), is_dense
                 )
             case ops.GatherTokens():
                 library.rl_add_gather_tokens(handle, self._borders(op.borders), op.hidden_size)
@@ -333,7 +331,7 @@ class Program:
                 return
             case ops.SharedExpert():
                 library.rl_add_mlp(
-                    handle, _BUFFERS[op.src], Buffer.SHARED, self._optional(op.gate, None),
+                    handle, BUFFERS[op.src], Buffer.SHARED, self._optional(op.gate, None),
                     self._linear(op.up, None), self._linear(op.down, None),
                     self._keep(activation_struct(op.activation)), self._vector(op.output_gate),
                 )  # fmt: skip
@@ -365,7 +363,7 @@ class Program:
 
     def _add_moe(self, op: ops.MoE) -> None:
         self._moe[op.router.name] = self._library.rl_add_moe(
-            self._handle, _BUFFERS[op.src], self._keep(routing_struct(op.routing, op.router)),
+            self._handle, BUFFERS[op.src], self._keep(routing_struct(op.routing, op.router)),
             self._linear(op.router, op.router_bias), self._vector(op.correction_bias),
             op.gate and self._stack(op.gate.name, op.gate_bias),
             self._stack(op.up.name, op.up_bias),

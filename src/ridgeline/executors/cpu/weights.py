@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -88,6 +88,22 @@ class PackedWeights:
             for matrix in matrices
         ]
         return 8 * sum(m.num_bytes for m in used) / sum(prod(m.shape) for m in used)
+
+
+def with_borrowed(own: PackedWeights, target: PackedWeights, model: ExecutorModel) -> PackedWeights:
+    """A drafter's weights, with those that it has of the target's.
+
+    Raises:
+        SettingsError: the target's have another form.
+    """
+    borrowed = {name: target.matrices.get(name) for name in model.borrowed or ()}
+    found = {name: matrices for name, matrices in borrowed.items() if matrices is not None}
+    if len(found) < len(borrowed):
+        raise SettingsError(
+            f"The drafter has no {' and no '.join(sorted({*borrowed} - {*found}))} of its own, and "
+            "those of this model are not packed; take another speculation."
+        )
+    return replace(own, matrices=own.matrices | found)
 
 
 def expected_bytes(pool: Pool, model: ExecutorModel) -> int:

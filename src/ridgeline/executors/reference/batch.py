@@ -17,7 +17,7 @@ from ridgeline.executors.state import SequenceState
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentInput(SegmentContext):
-    """A segment with what attention needs to know of it.
+    """A segment with what attention needs to know of it; its rows are ``kv_start`` and on in KV.
 
     ``kv_positions_C``: position of each KV slot ``[0, stop)``. ``drafted_SD``: which of the D
     drafted KV slots each of the S tokens sees, for trees.
@@ -25,11 +25,16 @@ class SegmentInput(SegmentContext):
 
     kv_positions_C: torch.Tensor
     drafted_SD: torch.Tensor | None
+    kv_start: int
+
+    @property
+    def kv_stop(self) -> int:
+        return self.kv_start + self.segment.num_tokens
 
     @property
     def positions(self) -> list[int]:
-        """Position of each of the segment's tokens."""
-        return self.kv_positions_C[self.segment.start :].tolist()
+        """Position of each of the segment's tokens, in KV."""
+        return self.kv_positions_C[self.kv_start :].tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +67,16 @@ class Batch:
 
 
 def build_batch(
-    segments: Sequence[Segment], states: Mapping[int, SequenceState], role: ModelRole
+    segments: Sequence[Segment],
+    states: Mapping[int, SequenceState],
+    role: ModelRole,
+    *,
+    is_head: bool = False,
 ) -> Batch:
     """Tensors for one forward pass over segments whose references are resolved.
 
-    Applies block-table updates and records known tokens in the states.
+    Applies block-table updates and records known tokens in the states. Of a drafter that reads
+    hidden states (``is_head``) a token is at the position before its own, whose features it has.
     """
     inputs = []
     for segment in segments:
@@ -75,7 +85,7 @@ def build_batch(
             state.update_table(role, update)
         known = segment.token_ids[: segment.num_tokens - segment.num_drafts]
         state.set_tokens(role, segment.start, known)
-        inputs.append(_segment_input(segment, state, role))
+        inputs.append(_segment_input(segment, state, role, int(is_head)))
     flat = [(item.state, position) for item in inputs for position in item.positions]
     return Batch(
         role=role,
@@ -87,15 +97,18 @@ def build_batch(
     )
 
 
-def _segment_input(segment: Segment, state: SequenceState, role: ModelRole) -> SegmentInput:
-    first_draft = segment.stop - segment.num_drafts
-    positions = torch.arange(segment.stop)
+def _segment_input(
+    segment: Segment, state: SequenceState, role: ModelRole, shift: int
+) -> SegmentInput:
+    start, stop = segment.start - shift, segment.stop - shift
+    first_draft = stop - segment.num_drafts
+    positions = torch.arange(stop)
     drafted = None
     if segment.parents:
         positions[first_draft:] = torch.tensor(depths(segment.parents)) + first_draft - 1
         drafted = torch.zeros(segment.num_tokens, segment.num_drafts, dtype=torch.bool)
         for node in range(segment.num_drafts):
-            row = first_draft - segment.start + node
+            row = first_draft - start + node
             drafted[row, list(ancestors(segment.parents, node))] = True
     return SegmentInput(
         segment=segment,
@@ -103,4 +116,5 @@ def _segment_input(segment: Segment, state: SequenceState, role: ModelRole) -> S
         known=state.known(role),
         kv_positions_C=positions,
         drafted_SD=drafted,
+        kv_start=start,
     )

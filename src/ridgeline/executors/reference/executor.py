@@ -40,18 +40,23 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
             {role: model.spec for role, model in models.items()},
             kernels=str(torch.__version__),
             pipe=models[ModelRole.TARGET].pipe,
-            shares=any(model.is_exit for model in models.values()),
+            shares=any(model.shares_kv for model in models.values()),
         )
         self._models = dict(models)
         self._expert_tokens: dict[str, Array] = {}
         self._weights: dict[ModelRole, dict[str, torch.Tensor]] = {}
         for role, model in models.items():
+            if model.shares_kv:
+                self.pools[role] = self.pools[ModelRole.TARGET]
             if model.is_exit:
                 self._weights[role] = self._weights[ModelRole.TARGET]
-                self.pools[role] = self.pools[ModelRole.TARGET]
                 continue
             weights = expanded_weights(model.weights, model.dtype)
             self._weights[role] = {name: as_tensor(values) for name, values in weights.items()}
+            if model.borrowed is not None:
+                targets = self._weights[ModelRole.TARGET]
+                self._weights[role] |= {name: targets[name] for name in model.borrowed}
+                continue
             self.pools[role] = ReferenceKVCache(
                 model.spec, torch_dtype(model.dtype), block_tokens, kv_cache_dtype
             )
@@ -94,7 +99,7 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
     def _run_batch(
         self, segments: Sequence[Segment], role: ModelRole, clock: Clock, spans: list[OpSpan]
     ) -> tuple[Batch, Callable[[int], SegmentRows]]:
-        batch = build_batch(segments, self.states, role)
+        batch = build_batch(segments, self.states, role, is_head=self._models[role].is_head)
         clock.lap("prepare_s")
         forward = Forward(self._models[role], self._weights[role], self.pools[role], batch)
         is_recorded = self.recorder is not None

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.recorded_step import OpSpan
+from ridgeline.executors.features import PassFeatures, on_whole_vocabulary
 from ridgeline.executors.kv_selection import chosen_slots
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import latent
@@ -35,12 +36,14 @@ class Forward(TokenOps):
         self._model = model
         self._cache = cache
         self._batch = batch
+        self._features = PassFeatures(batch.segments, batch.role)
 
     def run(self) -> torch.Tensor:
         """Final hidden states ``[T, D]``, normed: the input of the LM head."""
         for op in self._model.ops:
             if not isinstance(op, _OF_LOGITS):
                 self.step(op)
+        self._features.store()
         return self.buffers["h"]
 
     def run_recorded(self, spans: list[OpSpan]) -> torch.Tensor:
@@ -50,6 +53,7 @@ class Forward(TokenOps):
                 begin_s = time.perf_counter()
                 self.step(op)
                 spans.append(_span(op, place, begin_s))
+        self._features.store()
         return self.buffers["h"]
 
     def logits_recorded(self, hidden_ND: torch.Tensor, spans: list[OpSpan]) -> torch.Tensor:
@@ -70,6 +74,15 @@ class Forward(TokenOps):
                 shape = len(self._tokens.ids_T), op.hidden_size
                 rows = self._model.pipe.receive(shape, self._model.dtype)
                 self.buffers["x"] = as_tensor(rows)
+            case ops.KeepFeatures():
+                self._features.keep(op, as_array(self.buffers[op.src]))
+            case ops.ReadFeatures():
+                x_TD = self.buffers["x"] = torch.empty_like(self.buffers["x"])
+                inner_TW = self.buffers["inner"] = x_TD.new_empty(len(x_TD), op.width)
+                self._features.read(op, as_array(inner_TW), as_array(x_TD))
+            case ops.JoinFeatures():
+                parts = self.buffers[op.first], self.buffers[op.second]
+                self.buffers["inner"] = torch.cat(parts, dim=-1)
             case ops.KVWrite():
                 self._write_kv(op)
             case ops.Attend():
@@ -97,10 +110,13 @@ class Forward(TokenOps):
         for gather in gathers:
             assert isinstance(gather, ops.GatherLogits)
             logits = self.gathered(logits, gather)
+        if (token_ids := self._model.token_ids) is not None:
+            whole = on_whole_vocabulary(as_array(logits), token_ids, self._model.spec.vocab_size)
+            return as_tensor(whole)
         return logits
 
     def _write_kv(self, op: ops.KVWrite) -> None:
-        rows = [self._kv_rows(op.group, item, item.segment.start) for item in self._batch.segments]
+        rows = [self._kv_rows(op.group, item, item.kv_start) for item in self._batch.segments]
         v_TKd = self.buffers["v"] if op.has_values else None
         self._cache.write(op.layer, torch.cat(rows), self.buffers["k"], v_TKd)
 
@@ -163,7 +179,7 @@ class Forward(TokenOps):
         self, op: ops.Attend | ops.LatentAttend, item: SegmentInput, window: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Cache rows ``[C]`` of what any token of a segment sees, and what each sees ``[S, C]``."""
-        sinks, start = 0, item.segment.start
+        sinks, start = 0, item.kv_start
         if window is None and item.segment.window is not None:
             sinks, window = item.segment.window
         low = 0 if window is None else max(0, start - window + 1)
@@ -178,7 +194,7 @@ class Forward(TokenOps):
     def _kv_rows(self, group: int, item: SegmentInput, start: int) -> torch.Tensor:
         """Cache rows of KV slots ``[start, stop)`` of a segment."""
         table = item.state.table(self._batch.role, group)
-        return kv_rows(table, start, item.segment.stop, self._cache.block_tokens)
+        return kv_rows(table, start, item.kv_stop, self._cache.block_tokens)
 
 
 def _span(op: ops.Op, place: int, begin_s: float) -> OpSpan:
@@ -188,8 +204,8 @@ def _span(op: ops.Op, place: int, begin_s: float) -> OpSpan:
 def _visible(item: SegmentInput, low: int, window: int | None) -> torch.Tensor:
     """Which of the KV slots ``[low, stop)`` each token of a segment sees."""
     return kernels.visible(
-        query_positions_S=item.kv_positions_C[item.segment.start : item.segment.stop],
-        key_positions_C=item.kv_positions_C[low : item.segment.stop],
+        query_positions_S=item.kv_positions_C[item.kv_start : item.kv_stop],
+        key_positions_C=item.kv_positions_C[low : item.kv_stop],
         drafted_SD=item.drafted_SD,
         window=window,
     )

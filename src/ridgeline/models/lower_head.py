@@ -1,0 +1,71 @@
+"""The ops of a drafter that reads the target's hidden states (EAGLE-3).
+
+Its weights: ``embed`` and ``head`` (the target's, where it has none), ``token_norm``,
+``features_norm``, ``fc``, ``hidden_norm``, ``final_norm``, and those of its layers, which are
+numbered behind the target's.
+"""
+
+from dataclasses import replace
+
+from ridgeline.core.cache_groups import kv_groups
+from ridgeline.core.ops import (
+    AddResidual,
+    Down,
+    Embed,
+    Head,
+    JoinFeatures,
+    KeepFeatures,
+    Norm,
+    Op,
+    QKVProject,
+    ReadFeatures,
+    Weight,
+)
+from ridgeline.core.spec import ModelSpec
+from ridgeline.models.lower import LayerLowering
+
+
+def lower_head(spec: ModelSpec) -> tuple[Op, ...]:
+    """The ops of ``spec.draft_head``, in order; rows of its logits are its own tokens'."""
+    head = spec.draft_head
+    assert head is not None, "the model has no drafter of its own"
+    hidden, width = head.hidden_size, len(head.feature_layers) * spec.hidden_size
+
+    def norm(src: str, dst: str, name: str, width: int = hidden) -> Norm:
+        gain = Weight(name=name, shape=(width,))
+        return Norm(src=src, dst=dst, weight=gain, spec=head.norm)
+
+    normed = "x" if head.norm_residual else "h"
+    ops: list[Op] = [
+        Embed(weight=Weight(name="embed", shape=(spec.vocab_size, hidden)), scale=1.0),
+        norm("x", "n", "token_norm"),
+        ReadFeatures(width=width, hidden_size=hidden),
+        *([norm("inner", "inner", "features_norm", width)] if head.norm_features else []),
+        Down(weight=Weight(name="fc", shape=(hidden, width)), bias=None),
+        AddResidual(),  # x is its own features of a token that it drafted
+        norm("x", normed, "hidden_norm"),
+        JoinFeatures(first="n", second=normed, hidden_size=hidden),
+    ]
+    group_of = {layer: n for n, group in enumerate(kv_groups(spec)) for layer in group.layers}
+    for place, layer in enumerate(head.layers):
+        index = len(spec.layers) + place
+        lowered = LayerLowering(index, group_of[index], hidden, 0).ops(layer, None)
+        ops += lowered if place else [_of_both(op, hidden) for op in lowered]
+    kept = KeepFeatures(src="h" if head.norm_output else "x", first=0, width=hidden, total=hidden)
+    rows = Weight(name="head", shape=(head.vocab_size, hidden))
+    return (*ops, norm("x", "h", "final_norm"), kept, Head(weight=rows, softcap=None))
+
+
+def _of_both(op: Op, hidden_size: int) -> Op:
+    """An op of the first layer, which reads embedding and features together."""
+    if not isinstance(op, QKVProject):
+        return op
+
+    def wide(weight: Weight | None) -> Weight | None:
+        if weight is None:
+            return None
+        return replace(weight, shape=(weight.shape[0], 2 * hidden_size))
+
+    query = wide(op.query)
+    assert query is not None
+    return replace(op, src="inner", query=query, key=wide(op.key), value=wide(op.value))
