@@ -258,11 +258,14 @@ def main():
                 environment = Environment(arguments.environments, client) if needs_package else None
                 version = environment.version if environment else platform.python_version()
                 problem = environment.problem if environment else None
-                checks = (
-                    [{"check": "install", "problem": problem}]
-                    if problem
-                    else CLIENTS[name](environment, url)
-                )
+                try:
+                    checks = (
+                        [{"check": "install", "problem": problem}]
+                        if problem
+                        else CLIENTS[name](environment, url)
+                    )
+                except subprocess.TimeoutExpired as error:
+                    checks = [{"check": "run", "problem": f"no end after {error.timeout:.0f} s"}]
                 for check in checks:
                     failed += check["problem"] is not None
                     result = check["problem"] or "ok"
