@@ -142,10 +142,10 @@ def test_the_text_of_an_answer_is_no_mark():
     log = StreamLog()
     event = b'data: {"id":"a","choices":[{"index":0,"text":"' + MARK + b'0 5"}]}\n\n'
     assert log.take(event) == event
-    assert not log.is_marked
+    assert log.num_marks == 0
     assert not log.state().choices
     assert log.take(MARK + b"0 5\n" + event) == event
-    assert log.is_marked
+    assert log.num_marks == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import yaml
 
 from ridgeline.cli.environment import apply_environment
 from ridgeline.cli.main import build_parser
+from ridgeline.fleet.router import PREFIX
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -54,6 +55,34 @@ def test_the_manifests(monkeypatch):
     assert container["startupProbe"]["httpGet"]["path"] == "/health"
     labels = by_kind["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert by_kind["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+def test_the_manifests_of_a_fleet(monkeypatch):
+    """The router knows all engines that may be started, and publishes what the autoscaler asks."""
+    parts = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "fleet.yaml").read_text()))
+    by_kind = {part["kind"]: part for part in parts}
+    engine, router = (
+        by_kind[kind]["spec"]["template"]["spec"] for kind in ("StatefulSet", "Deployment")
+    )
+    environment = {each["name"]: each["value"] for each in engine["containers"][0]["env"]}
+    assert served(entrypoint(), environment, monkeypatch).router_key_file == "/key/router-key"
+    routed = served(router["containers"][0]["command"][1:], {}, monkeypatch)
+    scaler = by_kind["HorizontalPodAutoscaler"]["spec"]
+    name = by_kind["StatefulSet"]["metadata"]["name"]
+    service = by_kind["StatefulSet"]["spec"]["serviceName"]
+    assert routed.max_replicas == scaler["maxReplicas"]
+    assert routed.engine == [
+        f"http://{name}-{n}.{service}:8000" for n in range(scaler["maxReplicas"])
+    ]
+    assert scaler["scaleTargetRef"]["name"] == name
+    metric = scaler["metrics"][0]["external"]["metric"]["name"]
+    assert metric == f"{PREFIX}wanted_replicas"
+    (rule,) = yaml.safe_load(by_kind["ConfigMap"]["data"]["config.yaml"])["externalRules"]
+    assert metric in rule["seriesQuery"]
+    for pod in (engine, router):
+        mounts = {m["name"] for part in ("initContainers", "containers") for c in pod[part]
+                  for m in c["volumeMounts"]}  # fmt: skip
+        assert mounts - {"data"} == {each["name"] for each in pod["volumes"]}
 
 
 @pytest.mark.parametrize("name", ["RIDGELINE_PORT", "RIDGELINE_SERVICE_HOST"])

@@ -60,6 +60,13 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="engines on this machine behind one port, each with its part of the processors",
     )
+    for name, which in (("min", "fewest"), ("max", "most")):
+        parser.add_argument(
+            f"--{name}-replicas",
+            type=_replicas,
+            metavar="N",
+            help=f"{which} engines, of which there are as many as keep --slo",
+        )
     parser.add_argument(
         "--policy",
         default="price",
@@ -76,6 +83,24 @@ def _replicas(text: str) -> int:
     return int(text)
 
 
+def _counts(arguments: argparse.Namespace, config: ServerConfig) -> tuple[int, int | None]:
+    """Replicas at the start, and the most there may be if the load decides."""
+    fewest, most = arguments.min_replicas, arguments.max_replicas
+    if most is None:
+        if fewest is not None:
+            raise SettingsError("--min-replicas needs --max-replicas.")
+        return arguments.replicas, None
+    if arguments.replicas > 1:
+        raise SettingsError("--replicas is a number that stays; give it or --max-replicas.")
+    if config.slo is None:
+        raise SettingsError(
+            "--max-replicas needs --slo, the limits for which there are to be enough replicas."
+        )
+    if (fewest := fewest or 1) > most:
+        raise SettingsError("--min-replicas must not exceed --max-replicas.")
+    return fewest, most
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Load and serve until SIGTERM or Ctrl-C."""
     from ridgeline.server.serving import serve  # torch takes a second: not for --help
@@ -88,7 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
     engine_config = with_overrides(EngineConfig(model=arguments.model), **settings)
     opens = webbrowser.open if arguments.open else None
     pool = _pool(arguments, engine_config, config)
-    if arguments.replicas > 1:
+    count, most = _counts(arguments, config)
+    if count > 1 or most is not None:
         if pool is not None:
             raise SettingsError("--replicas are of one model, and do not go with --memory.")
         from ridgeline.fleet.replicas import serve_replicas
@@ -97,7 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
         serve_replicas(
             engine_config,
             config,
-            arguments.replicas,
+            count,
+            max_count=most,
             policy=arguments.policy,
             announce=line,
             on_listening=opens,

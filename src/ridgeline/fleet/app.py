@@ -3,12 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.core.errors import EngineError, SettingsError
+from ridgeline.fleet.autoscaler import Autoscaler
+from ridgeline.fleet.control import FleetControl
+from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.forwarding import MOST_WHOLE_BYTES, Client, Forwarding
 from ridgeline.fleet.requests import RoutedRequest
-from ridgeline.fleet.router import Router
 from ridgeline.server.body import ClientDisconnectedError, declared_length, read_body
 from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.ids import new_id
@@ -16,14 +21,23 @@ from ridgeline.server.replies import encode
 
 _JSON = (b"content-type", b"application/json")
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-_ASKED_WITH = "/load"  # any key that an engine takes may read it
+_ANYONES = "/load"  # any key that an engine takes may read it
+_ADMINS = "/admin/usage"  # and this the admin's alone
+_ENGINES = "/admin/engines"
+
+
+class _NewEngine(msgspec.Struct, forbid_unknown_fields=True):
+    """``url``: of one that runs; without it one is started."""
+
+    url: str | None = None
 
 
 class RouterApp:
-    """Answers ``/health``, ``/ready`` and ``/metrics`` itself; the rest is the engines'."""
+    """Answers ``/health``, ``/ready``, ``/metrics``, ``/fleet/state`` and ``/admin/engines``; the
+    rest is the engines'."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self, control: FleetControl, scaler: Autoscaler | None) -> None:
+        self._router, self._control, self._scaler = control.router, control, scaler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client, outcome = Client(scope, send), "refused"
@@ -65,14 +79,35 @@ class RouterApp:
             body=body,
         )
         if path == "/metrics":
-            return await self._metrics(request, client, receive)
+            if not await self._may(_ANYONES, request, client, receive):
+                return "refused"
+            await client.whole(200, [_TEXT], self._router.exposition())
+            return "own"
+        if path == "/fleet/state" and request.method == "GET":
+            if not await self._may(_ANYONES, request, client, receive):
+                return "refused"
+            await client.whole(200, [_JSON], encode(self._state()))
+            return "own"
+        if path == _ENGINES or path.startswith(_ENGINES + "/"):
+            if not await self._may(_ADMINS, request, client, receive):
+                return "refused"
+            await client.whole(200, [_JSON], encode(await self._change(request)))
+            return "own"
         if path.startswith("/admin/") and not request.is_for_all:
             raise ApiError(501, "This is for a single engine: ask it itself.")
         if path.startswith("/fleet/"):
             raise ApiError(404, "There is no such route.")
         if request.is_for_all:
             return await self._ask_all(request, client)
-        return await self._forward(Forwarding(router, request, client), receive)
+        forwarding, scaler = Forwarding(router, request, client), self._scaler
+        if scaler is None or not (request.generates and request.method == "POST"):
+            return await self._forward(forwarding, receive)
+        scaler.note_arrival(request)
+        arrival_s = asyncio.get_running_loop().time()
+        outcome = await self._forward(forwarding, receive)
+        if outcome in ("completed", "failed"):
+            scaler.note_answer(arrival_s, forwarding.times, is_whole=outcome == "completed")
+        return outcome
 
     async def _forward(self, forwarding: Forwarding, receive: Receive) -> str:
         """Until there is an answer, or nobody waits for it."""
@@ -106,22 +141,49 @@ class RouterApp:
         headers = [_JSON] if is_ready else [_JSON, (b"retry-after", b"1")]
         await client.whole(200 if is_ready else 503, headers, body)
 
-    async def _metrics(self, request: RoutedRequest, client: Client, receive: Receive) -> str:
-        """For those whose key an engine takes: the router knows no keys."""
+    async def _may(
+        self, path: str, request: RoutedRequest, client: Client, receive: Receive
+    ) -> bool:
+        """Whether an engine lets the caller read what lies there: the router knows no keys. If not,
+        the client has heard so."""
         asking = Asking()
         asked = RoutedRequest(
-            method="GET",
-            path=_ASKED_WITH,
-            target=_ASKED_WITH.encode(),
-            headers=request.headers,
-            body=b"",
+            method="GET", path=path, target=path.encode(), headers=request.headers, body=b""
         )
         await self._forward(Forwarding(self._router, asked, asking), receive)
         if asking.status != 200:
             await client.whole(asking.status, asking.headers, asking.body)
-            return "refused"
-        await client.whole(200, [_TEXT], self._router.exposition())
-        return "own"
+        return asking.status == 200
+
+    def _state(self) -> dict[str, Any]:
+        now_s = asyncio.get_running_loop().time()
+        return {
+            "engines": [_told(each, now_s) for each in self._router.engines],
+            "starting": len(self._control.starting),
+            "autoscaler": None if self._scaler is None else self._scaler.told(),
+        }
+
+    async def _change(self, request: RoutedRequest) -> dict[str, Any]:
+        """An engine comes or goes by hand; the answer comes when it has."""
+        control, name = self._control, request.path.removeprefix(_ENGINES).removeprefix("/")
+        now_s = asyncio.get_running_loop().time()
+        try:
+            if request.method == "GET" and not name:
+                return {"engines": [_told(each, now_s) for each in self._router.engines]}
+            if request.method == "POST" and not name:
+                wanted = msgspec.json.decode(request.body or b"{}", type=_NewEngine)
+                return _told(await control.add(wanted.url), now_s)
+            if request.method == "DELETE":
+                engine = next((each for each in control.staying if each.name == name), None)
+                if engine is None:
+                    raise ApiError(404, f"There is no engine {name} that stays.")
+                await control.retire(engine)
+                return {"name": name, "url": engine.pool.url, "up": False}
+        except (SettingsError, msgspec.DecodeError) as error:
+            raise ApiError(400, str(error)) from None
+        except EngineError as error:
+            raise ApiError(503, str(error)) from None
+        raise ApiError(405, "GET and POST /admin/engines, DELETE /admin/engines/NAME.")
 
     async def _ask_all(self, request: RoutedRequest, client: Client) -> str:
         """Every engine does it, or the caller hears which has not."""
@@ -145,6 +207,18 @@ class RouterApp:
             body = told
         await client.whole(status, headers, body)
         return "completed" if status == 200 else "refused"
+
+
+def _told(engine: RoutedEngine, now_s: float) -> dict[str, Any]:
+    tracker = engine.tracker
+    return {
+        "name": engine.name,
+        "url": engine.pool.url,
+        "up": engine.takes_requests(now_s),
+        "reason": engine.reason,
+        "pending": tracker.num_pending,
+        "running": tracker.num_running,
+    }
 
 
 class Asking(Client):

@@ -6,9 +6,15 @@ from typing import Annotated
 from msgspec import Meta
 
 from ridgeline.core.errors import SettingsError
-from ridgeline.core.settings.reading import Needs, read_settings
+from ridgeline.core.settings.reading import Needs, Reads, read_settings
 from ridgeline.fleet.policies import PolicyName
-from ridgeline.server.config import Timeout
+from ridgeline.fleet.scaling import ScalingGoal
+from ridgeline.roofline.slo import parse_slo
+from ridgeline.server.config import Timeout, read_slo
+
+MOST_REPLICAS = 64
+_SCALED = Needs("max_replicas", lambda config: config.max_replicas is not None)
+_SLO = Needs("slo", lambda config: config.slo is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,10 @@ class RouterConfig:
         recover_s: seconds for which a stream waits for an engine to go on, if there is none.
         probe_s: seconds between questions to each engine how it is.
         drain_s: seconds that requests in progress have to end after SIGTERM.
+        slo: limits of a good request: ttft=0.5,tpot=0.05,e2e=10 in seconds, or chat.
+        min_replicas: fewest engines that are wanted.
+        max_replicas: most engines that are wanted; with it the router says how many are.
+        start_s: seconds that an engine takes from its start to its first request.
         ssl_keyfile: file of the private key (PEM), for HTTPS.
         ssl_certfile: file of its certificate chain (PEM).
     """
@@ -53,6 +63,10 @@ class RouterConfig:
     recover_s: Timeout = 30.0
     probe_s: Timeout = 1.0
     drain_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    slo: Annotated[str | None, Reads(read_slo), _SCALED] = None
+    min_replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS), _SCALED] = 1
+    max_replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS), _SLO] | None = None
+    start_s: Annotated[Timeout, _SCALED] = 60.0
     ssl_keyfile: Annotated[
         str | None, Needs("ssl_certfile", lambda config: config.ssl_certfile is not None)
     ] = None
@@ -62,5 +76,21 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         read_settings(self)
+        _ = self.scaling_goal
         if not self.engine:
             raise SettingsError("A router needs an engine: --engine http://host:port.")
+
+    @property
+    def scaling_goal(self) -> ScalingGoal | None:
+        """How many engines there may be, and for what, if that is decided here.
+
+        Raises:
+            SettingsError: there is no such number.
+        """
+        if self.slo is None or self.max_replicas is None:
+            return None
+        return ScalingGoal(
+            slo=parse_slo(self.slo),
+            min_replicas=self.min_replicas,
+            max_replicas=self.max_replicas,
+        )

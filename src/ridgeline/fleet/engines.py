@@ -62,8 +62,7 @@ class RoutedEngine:
 
     def leave(self) -> None:
         """It gets no more requests."""
-        self._note(False, "It is leaving.")
-        self.is_leaving = True
+        self.is_up, self.reason, self.is_leaving = False, "It is leaving.", True
 
     def takes_requests(self, now_s: float) -> bool:
         return self.is_up and self.breaker.allows and now_s >= self.not_before_s
@@ -85,6 +84,10 @@ class RoutedEngine:
             return
         self.breaker.fail()
         self._note(False, str(error))
+        self._doubted.set()
+
+    def doubt(self) -> None:
+        """Have it asked how it is, soon."""
         self._doubted.set()
 
     async def wait_for_doubts(self, most_s: float) -> None:

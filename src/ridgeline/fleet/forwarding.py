@@ -28,6 +28,29 @@ _NONE_UP = "No engine takes requests now."
 _RETRY_AFTER_S = 1.0
 
 
+@dataclass(slots=True)
+class ForwardedTimes:
+    """When the first byte of a stream came, how many tokens an answer has if that is known, and how
+    many requests its engine ran with it."""
+
+    first_s: float | None = None
+    output_tokens: int = 0
+    num_running: int = 1
+    engine: RoutedEngine | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_ANSWERS = msgspec.json.Decoder(_Answer)
+
+
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
     """A whole answer of an engine."""
@@ -93,6 +116,7 @@ class Forwarding:
         self._num_continuations = 0
         self._broken_s: float | None = None  # since when the stream waits for an engine
         self.outcome = "completed"
+        self.times = ForwardedTimes()
 
     async def run(self) -> None:
         """WholeAnswer the client, whatever becomes of engines."""
@@ -188,8 +212,13 @@ class Forwarding:
             return True
         if status >= 400:
             self.outcome = "refused"
+        elif self._request.generates and self._router.config.max_replicas is not None:
+            self.times.output_tokens = _num_tokens(answer.body)
         await self._client.whole(status, _headers(answer.head, engine), answer.body)
         return True
+
+    def _note_engine(self, engine: RoutedEngine) -> None:
+        self.times.engine, self.times.num_running = engine, engine.tracker.num_running
 
     def _may_send_again(self, refusing: RoutedEngine) -> bool:
         """After an answer that another engine may not give; there is a budget for that."""
@@ -208,6 +237,8 @@ class Forwarding:
         attempt.may_not_fall_silent = True
         await attempt.begun
         engine.breaker.succeed()
+        if self.times.first_s is None:
+            self.times.first_s = asyncio.get_running_loop().time()
         if not client.has_begun:
             await client.begin(head, engine)
         resuming: list[asyncio.Task[None]] = []
@@ -221,6 +252,8 @@ class Forwarding:
         except ValueError as error:
             raise UpstreamError(str(error)) from None
         await attempt.ended
+        self.times.output_tokens = log.num_marks
+        self._note_engine(engine)
         if log.error is not None:
             if _may_pass(log.error):
                 raise UpstreamError("The engine failed.")
@@ -321,6 +354,15 @@ def _may_be_others(status: int) -> bool:
 
 def _headers(head: AnswerHead, engine: RoutedEngine) -> list[tuple[bytes, bytes]]:
     return [*end_to_end(head.headers), (b"x-ridgeline-engine", engine.name.encode())]
+
+
+def _num_tokens(body: bytes) -> int:
+    """Of an answer's outputs, if it says so."""
+    try:
+        usage = _ANSWERS.decode(body).usage or _Usage()
+    except UNREADABLE:
+        return 0
+    return usage.completion_tokens or usage.output_tokens
 
 
 class _Error(msgspec.Struct):

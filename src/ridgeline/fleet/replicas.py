@@ -8,9 +8,10 @@ import secrets
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from heapq import heappop, heappush
 from pathlib import Path
 
 import msgspec
@@ -48,6 +49,7 @@ def serve_replicas(
     config: ServerConfig,
     count: int,
     *,
+    max_count: int | None = None,
     policy: PolicyName = "price",
     announce: Announce = print,
     on_listening: Callable[[str], object] | None = None,
@@ -55,7 +57,8 @@ def serve_replicas(
     """Serve until SIGTERM or SIGINT, then let what is in progress end.
 
     Each replica has its part of the processors and of the memory for KV; the first has the data
-    folder.
+    folder. With ``max_count`` there are ``count`` to so many, as the load asks for (`Autoscaler`),
+    and parts are those of the most.
 
     Raises:
         EngineError: a replica cannot be started.
@@ -78,24 +81,26 @@ def serve_replicas(
         key_file.touch(mode=0o600)
         key_file.write_bytes(secrets.token_bytes(32))
         config = replace(config, router_key_file=str(key_file))
-        uvloop.run(_serve(engine_config, config, count, policy, announce, on_listening))
+        uvloop.run(_serve(engine_config, config, count, max_count, policy, announce, on_listening))
 
 
 async def _serve(
     engine_config: EngineConfig,
     config: ServerConfig,
     count: int,
+    max_count: int | None,
     policy: PolicyName,
     announce: Announce,
     on_listening: Callable[[str], object] | None,
 ) -> None:
     with closing(open_listener(config)) as listener:
         port = listener.getsockname()[1]
-        starts = replica_starts(engine_config, config, count, port=port)
-        replicas = [_Replica(start) for start in starts]
+        most = max_count or count
+        local = LocalReplicas(replica_starts(engine_config, config, most, port=port))
+        loop = asyncio.get_running_loop()
         try:
-            urls = await asyncio.gather(*(each.start() for each in replicas))
-            keeping = [asyncio.create_task(each.keep()) for each in replicas]
+            begin_s = loop.time()
+            urls = await asyncio.gather(*(local.start() for _ in range(count)))
             router = RouterConfig(
                 engine=tuple(urls),
                 policy=policy,
@@ -107,14 +112,16 @@ async def _serve(
                 stall_timeout_s=config.stall_timeout_s,
                 silence_s=3 * config.ping_s,
                 drain_s=config.drain_s,
+                slo=config.slo if max_count else None,
+                min_replicas=count if max_count else 1,
+                max_replicas=max_count,
+                start_s=loop.time() - begin_s if max_count else 60.0,
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
             )
-            await run(Router(router), listener, announce, on_listening)
-            for task in keeping:
-                task.cancel()
+            await run(Router(router), listener, announce, on_listening, replicas=local)
         finally:
-            await asyncio.gather(*(each.end() for each in replicas))
+            await local.close()
 
 
 def replica_starts(
@@ -145,13 +152,52 @@ def replica_starts(
     return starts
 
 
+class LocalReplicas:
+    """Replicas on this machine: each has one of the ``starts`` until it has ended."""
+
+    def __init__(self, starts: Sequence[ReplicaStart]) -> None:
+        self._starts, self._free = starts, list(range(len(starts)))
+        self._running: dict[str, tuple[int, _Replica]] = {}
+
+    async def start(self) -> str:
+        """Start one on the first free part of the machine; returns its URL once it listens.
+
+        Raises:
+            EngineError: it ended before, or all parts are taken.
+        """
+        if not self._free:
+            raise EngineError("No part of this machine is left for another replica.")
+        number = heappop(self._free)
+        replica = _Replica(msgspec.structs.replace(self._starts[number]))
+        try:
+            url = await replica.start()
+        except BaseException:
+            await replica.end()
+            heappush(self._free, number)
+            raise
+        replica.keep()
+        self._running[url] = number, replica
+        return url
+
+    async def end(self, url: str) -> None:
+        """Let one drain, end it, and have its part of the machine back."""
+        if (found := self._running.pop(url, None)) is not None:
+            number, replica = found
+            await replica.end()
+            heappush(self._free, number)
+
+    async def close(self) -> None:
+        """End all."""
+        await asyncio.gather(*map(self.end, tuple(self._running)))
+
+
 class _Replica:
     """A server process, which is started again on its port when it ends."""
 
     def __init__(self, start: ReplicaStart) -> None:
         self._start = start
         self._process: asyncio.subprocess.Process | None = None
-        self._is_ending = False
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Start it; returns its URL once it listens.
@@ -177,10 +223,13 @@ class _Replica:
         self._start.server = server  # from now on the same port
         return line
 
-    async def keep(self) -> None:
-        """Start it again whenever it ends."""
+    def keep(self) -> None:
+        """From now on start it again whenever it ends."""
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
         wait_s = _FIRST_WAIT_S
-        while not self._is_ending:
+        while True:
             assert self._process is not None
             code = await self._process.wait()
             _log.error("A replica has ended with code %d; it is started again.", code)
@@ -194,7 +243,9 @@ class _Replica:
 
     async def end(self) -> None:
         """Let it drain, and end it if it does not."""
-        self._is_ending = True
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
         process = self._process
         if process is None or process.returncode is not None:
             return

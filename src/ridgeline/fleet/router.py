@@ -1,7 +1,7 @@
 """`Router`: which engine a request goes to, and how the engines are."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -23,7 +23,7 @@ from ridgeline.server.continuation import router_token
 
 _POLL_S = 0.05
 _MOST_BODIES = 32  # of the largest, at once
-_PREFIX = "ridgeline_router_"
+PREFIX = "ridgeline_router_"  # of metrics
 
 
 class Router(Collector):
@@ -50,6 +50,7 @@ class Router(Collector):
         self.requests = self._counter("requests", "Requests by how they ended.", "outcome")
         self.retries = self._counter("retries", "Requests sent again before their first byte.")
         self.continuations = self._counter("continuations", "Streams that went on elsewhere.")
+        self._watched: list[Callable[[], list[Metric]]] = []
         self.registry.register(self)
         self._models: tuple[str, ...] = ()
         self._refuses_open = not is_loopback(config.host)
@@ -65,7 +66,7 @@ class Router(Collector):
         return RoutedEngine(name, pool, self.token)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(_PREFIX + name, text, labels, registry=self.registry)
+        return Counter(PREFIX + name, text, labels, registry=self.registry)
 
     async def start(self) -> None:
         """Ask every engine how it is, and go on asking."""
@@ -150,6 +151,10 @@ class Router(Collector):
         now_s = asyncio.get_running_loop().time()
         return sum(each.takes_requests(now_s) for each in self.engines)
 
+    def watch(self, collect: Callable[[], list[Metric]]) -> None:
+        """Publish these as well."""
+        self._watched.append(collect)
+
     def exposition(self) -> bytes:
         """What Prometheus scrapes."""
         return generate_latest(self.registry)
@@ -165,11 +170,11 @@ class Router(Collector):
             ("engine_requests_running", "Being answered.", lambda e: e.tracker.num_running),
             ("engine_tokens_pending", "Of their prompts.", lambda e: e.tracker.pending_tokens),
         ):
-            family = GaugeMetricFamily(_PREFIX + name, text, labels=["engine"])
+            family = GaugeMetricFamily(PREFIX + name, text, labels=["engine"])
             for engine in self.engines:
                 family.add_metric([engine.pool.url], float(value(engine)))
             families.append(family)
-        return families
+        return families + [metric for collect in self._watched for metric in collect()]
 
     async def _keep_probing(self, engine: RoutedEngine) -> None:
         while True:

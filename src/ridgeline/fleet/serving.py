@@ -9,7 +9,9 @@ from contextlib import closing
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.fleet.app import RouterApp
+from ridgeline.fleet.autoscaler import Autoscaler
 from ridgeline.fleet.config import RouterConfig
+from ridgeline.fleet.control import FleetControl, Replicas
 from ridgeline.fleet.router import Router
 from ridgeline.server.http import http_protocol
 from ridgeline.server.serving import (
@@ -52,15 +54,25 @@ async def run(
     announce: Announce = print,
     on_listening: Callable[[str], object] | None = None,
     stopping: asyncio.Event | None = None,
+    replicas: Replicas | None = None,
 ) -> None:
-    """Route on an open socket until ``stopping`` is set, or a signal comes if there is none."""
+    """Route on an open socket until ``stopping`` is set, or a signal comes if there is none.
+
+    ``replicas`` starts and ends engines while it does.
+    """
     config, loop = router.config, asyncio.get_running_loop()
     if stopping is None:
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
     await router.start()
-    http = http_side(RouterApp(router), config, _protocol(config))
+    control = FleetControl(router, replicas, start_s=config.start_s)
+    goal = config.scaling_goal
+    scaler = None if goal is None else Autoscaler(control, goal, say=announce)
+    if scaler is not None:
+        router.watch(scaler.collect)
+        control.spawn(scaler.run())
+    http = http_side(RouterApp(control, scaler), config, _protocol(config))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     url = url_of(listener, config)
     announce(f"Ridgeline routes to {len(router.engines)} engines on {url}")
@@ -73,6 +85,7 @@ async def run(
     stopped = asyncio.create_task(stopping.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     router.is_draining = True
+    await control.close()
     deadline_s = loop.time() + config.drain_s
     while router.num_open and loop.time() < deadline_s:
         await asyncio.sleep(_POLL_S)

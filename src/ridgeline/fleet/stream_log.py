@@ -49,7 +49,7 @@ class StreamLog:
         self._choices: dict[int, ChoiceState] = {}
         self._has_usage = False
         self._has_events = self._is_unreadable = False
-        self.is_marked = False
+        self.num_marks = 0  # one for each piece of the output, mostly a token
         self.is_done = self.is_handed_over = False
         self.error: bytes | None = None
 
@@ -86,7 +86,7 @@ class StreamLog:
         if MARK not in events:
             return events
         events, num_marks = _MARKS.subn(b"", events)
-        self.is_marked |= num_marks > 0  # and not the text of an answer
+        self.num_marks += num_marks  # of which the text of an answer has none
         return events
 
     def drop_half(self) -> None:
@@ -103,7 +103,7 @@ class StreamLog:
     def can_go_on(self) -> bool:
         """Whether `state` says all that the client has."""
         self._fold()
-        return self.is_marked and not self._is_unreadable
+        return self.num_marks > 0 and not self._is_unreadable
 
     @property
     def lacks_only_the_end(self) -> bool:

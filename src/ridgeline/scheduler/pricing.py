@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import StepPrice
@@ -56,6 +56,11 @@ class StepCurve:
         """All that a linear price says."""
         seconds = price.pass_s + price.token_s, price.pass_s + 2 * price.token_s
         return cls(tokens=(1, 2), seconds=seconds, context_s=price.pair_s)
+
+    def slower(self, factor: float) -> "StepCurve":
+        """As if everything took ``factor`` times as long."""
+        seconds = tuple(factor * each for each in self.seconds)
+        return replace(self, seconds=seconds, context_s=factor * self.context_s)
 
     def step_s(self, num_tokens: int, context: float) -> float:
         """Seconds of a step of ``num_tokens``, of which single ones attend to ``context``."""

@@ -18,7 +18,8 @@ Timeout = Annotated[float, Meta(ge=0.01, le=86400)]
 Price = Annotated[float, Meta(ge=0, le=1e9)]
 
 
-def _slo(_name: str, value: str | None) -> str | None:
+def read_slo(_name: str, value: str | None) -> str | None:
+    """A setting's limits of latency; SettingsError if they are none."""
     if value is not None:
         try:
             parse_slo(value)
@@ -133,7 +134,7 @@ class ServerConfig:
         str | None, Needs("ssl_keyfile", lambda config: config.ssl_keyfile is not None)
     ] = None
     vllm_metrics: bool = True
-    slo: Annotated[str | None, Reads(_slo)] = None
+    slo: Annotated[str | None, Reads(read_slo)] = None
     log_requests: bool = True
     data_dir: str | None = None
     encryption_key_file: str | None = None
