@@ -11,7 +11,6 @@ Shapes: B such parts of a head, m their width, n heads of a group, N = n·m. Mom
 
 import torch
 
-METHODS = ("aligned", "principal", "mean", "first")
 _ROUNDS = 30
 _DAMPING = 1e-6
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from ridgeline.compress.conversion.merging import METHODS
 from ridgeline.core.errors import SettingsError
+
+METHODS = ("aligned", "principal", "mean", "first")  # of `merging.merge`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
