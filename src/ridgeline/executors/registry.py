@@ -115,6 +115,12 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
             )  # fmt: skip
     _check_streaming(config, traits)
     _check_shared_kv(models, config, traits)
+    if config.launcher != "local" and config.workers == 0:
+        raise SettingsError(
+            "launcher ray starts workers, and ranks with tensor_parallel_size or "
+            "expert_parallel_size alone share one machine: set workers, and "
+            "pipeline_parallel_size to one more."
+        )
     if config.num_ranks == 1 and config.workers == 0:
         return traits.create(models, config)
     if not traits.runs_parts:

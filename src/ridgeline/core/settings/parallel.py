@@ -1,11 +1,16 @@
 """Settings of how a model is spread over processes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from ridgeline.core.settings.bounds import Meta, Seconds
+from ridgeline.core.settings.reading import Needs
 
 MAX_RANKS = 64
+_RAY = Needs("launcher ray", lambda config: config.launcher == "ray")
+# Of what Ray has started itself.
+WITHOUT_RAY: Mapping[str, Any] = {"launcher": "local", "ray_address": "auto", "ray_cpus": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,11 @@ class ParallelSettings:
         worker_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)
             that all machines have.
         worker_wait_s: seconds to wait for them.
+        launcher: what starts workers: you do, on each machine (local), or the Ray cluster that this
+            machine is one of does (ray).
+        ray_address: HOST:PORT of that cluster's head; auto for the one that runs here.
+        ray_cpus: processors of a node that a worker takes; without it, as many as the
+            smallest other node has.
     """
 
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
@@ -35,6 +45,9 @@ class ParallelSettings:
     worker_address: str = "0.0.0.0:7070"
     worker_key_file: str | None = None
     worker_wait_s: Seconds = 120.0
+    launcher: Literal["local", "ray"] = "local"
+    ray_address: Annotated[str, _RAY] = "auto"
+    ray_cpus: Annotated[int, Meta(ge=1, le=4096), _RAY] | None = None
 
     @property
     def num_ranks(self) -> int:

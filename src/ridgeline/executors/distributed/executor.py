@@ -20,6 +20,7 @@ from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Executor, KVLayout
 from ridgeline.core.result import StepResult
+from ridgeline.core.settings.parallel import WITHOUT_RAY
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.distributed.links import SIZES, Link, link_of
 from ridgeline.executors.distributed.machines import check_machines, threads_of
@@ -93,6 +94,7 @@ class DistributedExecutor(Executor):
             expert_parallel_size=1,
             workers=0,
             executor=executor,
+            **WITHOUT_RAY,
         )
         num_threads = threads_of(usable_cores(), layout, config.workers + 1)
         workers = Workers(config) if config.workers else None

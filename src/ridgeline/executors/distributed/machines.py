@@ -118,7 +118,7 @@ def check_machines(config: EngineConfig) -> None:
             "and ranks of one stage exchange through the memory of one machine; set "
             f"pipeline_parallel_size to {num_machines}."
         )
-    if config.worker_key_file is None:
+    if config.worker_key_file is None and config.launcher != "ray":
         raise SettingsError(
             "workers needs worker_key_file, the key that the other machines have, too "
             "(openssl rand -hex 32)."

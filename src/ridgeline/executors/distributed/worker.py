@@ -40,12 +40,20 @@ class JoiningMachine:
     Args:
         model: where this machine has the model; ``None`` for the name that the driver has.
         say: is told what happens.
+        num_cores: processors that its ranks share; ``None`` for all that this process may use.
     """
 
     def __init__(
-        self, driver: Address, key: bytes, model: str | None, say: Callable[[str], None]
+        self,
+        driver: Address,
+        key: bytes,
+        model: str | None,
+        say: Callable[[str], None],
+        *,
+        num_cores: int | None = None,
     ) -> None:
         self._driver, self._key, self._model, self._say = driver, key, model, say
+        self._num_cores = num_cores or usable_cores()
 
     def run(self, *, once: bool = False) -> None:
         """Serve drivers one after the other, or one alone.
@@ -83,7 +91,7 @@ class JoiningMachine:
     def _serve(self, channel: Channel[ToWorker], door: Door) -> None:
         """Do what the driver says, until it is gone."""
         ranks: dict[int, LocalRank] = {}
-        join = Join(os.uname().nodename, Identity.own(), usable_cores(), door.port, self._model)
+        join = Join(os.uname().nodename, Identity.own(), self._num_cores, door.port, self._model)
         try:
             channel.send(join)
             while (message := channel.receive()) is not None:
@@ -117,8 +125,20 @@ class JoiningMachine:
             for rank in numbers
         }
         wires = open_ends(setup, self._driver, door, self._key)
-        num_threads = max(1, usable_cores() // len(numbers))
+        num_threads = max(1, self._num_cores // len(numbers))
         return start_ranks(setup.layout, streams, wires, num_threads)
+
+
+class RayWorker:
+    """What an actor of Ray's runs: a machine that joins one driver."""
+
+    def join(self, driver: Address, key: bytes, num_cores: int) -> str:
+        """Serve the driver at an address until it is gone; a sentence on how that ended."""
+        try:
+            JoiningMachine(driver, key, None, print, num_cores=num_cores).run(once=True)
+        except RidgelineError as error:
+            return str(error)
+        return "The driver is gone."
 
 
 def _watch(channel: Channel[ToWorker], ranks: Mapping[int, LocalRank]) -> None:

@@ -41,11 +41,13 @@ from ridgeline.executors.distributed.machines import (
 )
 from ridgeline.executors.distributed.messages import Begin
 from ridgeline.executors.distributed.pipe import Wires
+from ridgeline.executors.distributed.ray_launcher import RayLauncher
 
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 10.0  # from a connection to its first word
 _FOREVER_S = 1e9
+_RAY_STARTS_S = 60.0  # its driver's process and those of workers, beyond the wait for nodes
 _NAME_LENGTH = 80
 _Said = TypeVar("_Said")
 
@@ -110,6 +112,14 @@ class _JoinedMachine:
             return None
 
 
+def _key_of(config: EngineConfig) -> bytes:
+    """That of the file, or one that is for the workers that Ray is about to start alone."""
+    if config.worker_key_file is not None:
+        return read_key(Path(config.worker_key_file))
+    assert config.launcher == "ray", "check_machines was not called"
+    return secrets.token_bytes(32)
+
+
 class Workers:
     """Waits for machines, and has them start their ranks, once. They end with their connections.
 
@@ -120,15 +130,24 @@ class Workers:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        assert config.worker_key_file is not None, "check_machines was not called"
         self._config = config
-        self._key = read_key(Path(config.worker_key_file))
+        self._key = _key_of(config)
         self._digest = model_digest(config)
         self._known: list[_JoinedMachine] = []
         self._ready: list[_JoinedMachine] = []
         self._changed = threading.Condition()
         self._is_started = self._is_closed = False
-        self._door = Door(read_address(config.worker_address), self._key)
+        self._why_none: str | None = None  # of those that Ray was to start
+        host, port = read_address(config.worker_address)
+        self._door = Door((host, port), self._key)
+        self._launcher: RayLauncher | None = None
+        if config.launcher == "ray":
+            at = "" if host in ("0.0.0.0", "::") else host, self._door.port
+            try:
+                self._launcher = RayLauncher(config, at, self._key, self._not_started)
+            except BaseException:
+                self._door.close()
+                raise
         threading.Thread(target=self._admit, daemon=True).start()
         threading.Thread(target=self._ping, daemon=True).start()
 
@@ -139,14 +158,24 @@ class Workers:
             NetworkError: they do not come in time; then all are let go.
         """
         config = self._config
-        wanted, where = config.workers, config.worker_address
+        wanted = config.workers
+        where = f"{config.worker_address.rpartition(':')[0]}:{self._door.port}"
+        how = (
+            "which Ray starts"
+            if self._launcher is not None
+            else "`ridgeline worker --join HOST:PORT --key-file FILE`"
+        )
         _log.warning(
-            "Waiting for %d worker%s at %s (`ridgeline worker --join HOST:PORT --key-file FILE`).",
-            wanted, "s" if wanted > 1 else "", where,
-        )  # fmt: skip
+            "Waiting for %d worker%s at %s (%s).", wanted, "s" if wanted > 1 else "", where, how
+        )
         try:
             with self._changed:
-                self._changed.wait_for(lambda: len(self._ready) == wanted, config.worker_wait_s)
+                self._changed.wait_for(
+                    lambda: len(self._ready) == wanted or self._why_none is not None,
+                    config.worker_wait_s + (_RAY_STARTS_S if self._launcher else 0.0),
+                )
+            if len(self._ready) < wanted and self._why_none is not None:
+                raise NetworkError(f"Ray started no worker: {self._why_none}")
             if len(self._ready) < wanted:
                 raise NetworkError(
                     f"{len(self._ready)} of {wanted} workers joined at {where} within "
@@ -206,6 +235,13 @@ class Workers:
         self._door.close()
         for machine in self._known:
             machine.channel.close()
+        if self._launcher is not None:
+            self._launcher.close()
+
+    def _not_started(self, why: str) -> None:
+        with self._changed:
+            self._why_none = why
+            self._changed.notify_all()
 
     def _admit(self) -> None:
         with suppress(NetworkError):  # the door is closed
