@@ -114,9 +114,19 @@ void activate(const rl_activation& activation, const float* gate, const float* u
       return activate_clamped(activation, gate, up, width, out);
     case RL_RELU_SQUARED:
       return activate_with([](vf x) { return relu(x) * relu(x); }, gate, up, width, out);
+    case RL_IDENTITY:
+      return activate_with([](vf x) { return x; }, gate, up, width, out);
     default:
       return activate_with(relu, gate, up, width, out);
   }
+}
+
+void xielu(const rl_xielu& f, float* x, int32_t width) {
+  over(width, [&](int i, int n) {
+    vf v = load_some(x + i, n);
+    vf above = f.rise * v * v, below = f.fall * (exp(min(splat(f.eps), v)) - 1.0f - v);
+    store_some(x + i, select((vi)(v > 0.0f), above, below) + f.beta * v, n);
+  });
 }
 
 void add_scaled(float* x, const float* h, float scale, int32_t width) {

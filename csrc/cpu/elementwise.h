@@ -32,6 +32,9 @@ void rotate(float* x, const float* cos, const float* sin, int half, bool interle
 void activate(const rl_activation& activation, const float* gate, const float* up, int32_t width,
               float* out);
 
+// In place.
+void xielu(const rl_xielu& function, float* x, int32_t width);
+
 void add_scaled(float* x, const float* h, float scale, int32_t width);
 void soft_cap(float* x, float cap, int64_t count);
 

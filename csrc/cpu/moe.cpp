@@ -30,10 +30,10 @@ struct Routes {
 
 class MoEOp : public Op {
  public:
-  int source;
+  int source, router_source;
   rl_routing routing;
   rl_linear router;
-  const float* correction;
+  const float *correction, *expert_scale;
   std::vector<int32_t> borders;  // the first expert of each rank, and the end
   int rank;
   std::vector<FeedForward> experts;  // this rank's
@@ -44,7 +44,7 @@ class MoEOp : public Op {
     int32_t num_tokens = c.num_tokens(), width = router.matrix.columns;
     Routes routes = take_routes(c);
     Target target{&router, routes.scores, routing.num_experts};
-    apply(c, c.rows(source, width), &target, 1, false);
+    apply(c, c.rows(router_source, width), &target, 1, false);
     for_tokens(c.pool, num_tokens, [&](int32_t t) {
       choose(routes, t);
       if (routes.rows)
@@ -160,6 +160,7 @@ class MoEOp : public Op {
     for (int i = 0; i < k; ++i) {
       float weight = routing.normalised ? scores[order[i]] / total : scores[order[i]];
       routes.experts[token * k + i] = order[i];
+      if (expert_scale) weight *= expert_scale[order[i]];
       routes.weights[token * k + i] = weight * routing.scale;
     }
   }
@@ -207,12 +208,15 @@ class MoEOp : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_moe(int source, const rl_routing& routing, const rl_linear& router,
-                             const float* correction, const rl_linear* gate, const rl_linear* up,
+std::unique_ptr<Op> make_moe(int source, int router_source, const rl_routing& routing,
+                             const rl_linear& router, const float* correction,
+                             const float* expert_scale, const rl_linear* gate, const rl_linear* up,
                              const rl_linear* down, const rl_activation& activation,
                              const std::vector<int32_t>& borders, int rank) {
   auto op = std::make_unique<MoEOp>();
-  op->source = source, op->routing = routing, op->router = router, op->correction = correction;
+  op->source = source, op->router_source = router_source;
+  op->routing = routing, op->router = router;
+  op->correction = correction, op->expert_scale = expert_scale;
   op->borders = borders, op->rank = rank;
   op->num_tokens_of = std::vector<std::atomic<int64_t>>(static_cast<size_t>(routing.num_experts));
   for (int e = 0; e < borders[rank + 1] - borders[rank]; ++e)

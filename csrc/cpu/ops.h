@@ -90,23 +90,25 @@ struct Project : Op {
 struct HeadNorm : Op {
   rl_norm norm;
   int scope;
-  const float *query_weight, *key_weight;
+  const float *query_weight, *key_weight, *query_bias, *key_bias;
   int num_heads, num_kv_heads, head_dim;
+  bool values;
 
-  void normalise_heads(float* row, const float* weight, int heads) const {
+  void normalise_heads(float* row, const float* weight, const float* bias, int heads) const {
     if (scope == RL_PROJECTION)
-      return normalise(norm, row, weight, nullptr, heads * head_dim, row);
+      return normalise(norm, row, weight, bias, heads * head_dim, row);
     for (int head = 0; head < heads; ++head) {
-      float* x = row + head * head_dim;
-      const float* gain = scope == RL_EACH_HEAD ? weight + head * head_dim : weight;
-      normalise(norm, x, gain, nullptr, head_dim, x);
+      int first = head * head_dim, own = scope == RL_EACH_HEAD ? first : 0;
+      normalise(norm, row + first, weight ? weight + own : nullptr, bias ? bias + own : nullptr,
+                head_dim, row + first);
     }
   }
 
   void run(Context& c) const override {
     for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
-      normalise_heads(c.row(RL_QUERY, t), query_weight, num_heads);
-      normalise_heads(c.row(RL_KEY, t), key_weight, num_kv_heads);
+      normalise_heads(c.row(RL_QUERY, t), query_weight, query_bias, num_heads);
+      normalise_heads(c.row(RL_KEY, t), key_weight, key_bias, num_kv_heads);
+      if (values) normalise_heads(c.row(RL_VALUE, t), nullptr, nullptr, num_kv_heads);
     });
   }
 };
@@ -252,6 +254,16 @@ struct GateUp : Op {
   }
 };
 
+struct Xielu : Op {
+  rl_xielu function;
+  int32_t width;
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(),
+               [&](int32_t t) { xielu(function, c.row(RL_INNER, t), width); });
+  }
+};
+
 struct Down : Op {
   int target, source;
   rl_linear linear;
@@ -293,6 +305,64 @@ struct GatherTokens : Op {
                                      c.widths[RL_X] * int64_t{sizeof(float)},
                                      width * int64_t{sizeof(float)}, owners.data(), c.num_tokens());
     if (!fits) throw std::bad_alloc();
+  }
+};
+
+// layers = (table[token ids] * sqrt(p) + norm(projection . x / sqrt(D))) / sqrt(2), for each p.
+struct LayerEmbed : Op {
+  rl_matrix table;
+  rl_linear projection;
+  const float* gain;
+  rl_norm norm;
+  int32_t width;  // p
+
+  void run(Context& c) const override {
+    rl_unpack_rows(reinterpret_cast<rl_pool*>(&c.pool), &table, c.batch.token_ids, c.num_tokens(),
+                   c.buffers[RL_LAYERS]);
+    int32_t all = projection.matrix.rows, hidden = projection.matrix.columns;
+    float* projected = c.inner.get<float>(static_cast<int64_t>(c.num_tokens()) * all);
+    Target target{&projection, projected, all};
+    apply(c, c.rows(RL_X, hidden), &target, 1, true);
+    float to_unit = 1 / std::sqrt(static_cast<float>(hidden));
+    float of_row = std::sqrt(static_cast<float>(width)), half = std::sqrt(0.5f);
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      float *layers = c.row(RL_LAYERS, t), *own = projected + static_cast<int64_t>(t) * all;
+      for (int32_t i = 0; i < all; ++i) own[i] *= to_unit;
+      for (int32_t first = 0; first < all; first += width)
+        normalise(norm, own + first, gain, nullptr, width, own + first);
+      for (int32_t i = 0; i < all; ++i) layers[i] = (layers[i] * of_row + own[i]) * half;
+    });
+  }
+};
+
+// h = up . (act(gate . x) * a layer's part of layers).
+struct LayerInput : Op {
+  rl_linear gate, up;
+  rl_activation activation;
+  int32_t first;
+
+  void run(Context& c) const override {
+    int32_t width = gate.matrix.rows;
+    float* gates = c.inner.get<float>(static_cast<int64_t>(c.num_tokens()) * width);
+    Target inner{&gate, gates, width}, outer{&up, c.buffers[RL_H], c.widths[RL_H]};
+    apply(c, c.rows(RL_X, gate.matrix.columns), &inner, 1, true);
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      float* row = gates + static_cast<int64_t>(t) * width;
+      activate(activation, row, c.row(RL_LAYERS, t) + first, width, row);
+    });
+    apply(c, {gates, width, c.num_tokens(), width}, &outer, 1, true);
+  }
+};
+
+struct ScaleHidden : Op {
+  const float* factor;
+  int32_t width;
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      float* x = c.row(RL_X, t);
+      for (int32_t i = 0; i < width; ++i) x[i] *= *factor;
+    });
   }
 };
 

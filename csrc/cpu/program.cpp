@@ -170,10 +170,12 @@ int32_t rl_add_qkv(rl_program* p, int32_t source, const rl_linear* query, const 
 }
 
 int32_t rl_add_head_norm(rl_program* p, const rl_norm* norm, int32_t scope,
-                         const float* query_weight, const float* key_weight, int32_t num_heads,
-                         int32_t num_kv_heads, int32_t head_dim) {
+                         const float* query_weight, const float* key_weight,
+                         const float* query_bias, const float* key_bias, int32_t num_heads,
+                         int32_t num_kv_heads, int32_t head_dim, int32_t values) {
   HeadNorm op;
   op.norm = *norm, op.scope = scope, op.query_weight = query_weight, op.key_weight = key_weight;
+  op.query_bias = query_bias, op.key_bias = key_bias, op.values = values != 0;
   op.num_heads = num_heads, op.num_kv_heads = num_kv_heads, op.head_dim = head_dim;
   return p->add([&] { return boxed(op); });
 }
@@ -277,6 +279,12 @@ int32_t rl_add_gate_up(rl_program* p, int32_t source, const rl_linear* gate, con
   return p->add([&] { return boxed(op); });
 }
 
+int32_t rl_add_xielu(rl_program* p, const rl_xielu* function, int32_t width) {
+  Xielu op;
+  op.function = *function, op.width = width;
+  return p->add([&] { return boxed(op); });
+}
+
 int32_t rl_add_down(rl_program* p, int32_t target, const rl_linear* down, int32_t source,
                     const float* output_gate) {
   Down op;
@@ -307,15 +315,15 @@ void rl_set_gather_logits(rl_program* p, const int32_t* first) {
   p->logit_parts = bytes_before(first, p->group->num_ranks());
 }
 
-int32_t rl_add_moe(rl_program* p, int32_t source, const rl_routing* routing,
-                   const rl_linear* router, const float* correction, const rl_linear* gate,
-                   const rl_linear* up, const rl_linear* down, const rl_activation* activation,
-                   const int32_t* first) {
+int32_t rl_add_moe(rl_program* p, int32_t source, int32_t router_source, const rl_routing* routing,
+                   const rl_linear* router, const float* correction, const float* expert_scale,
+                   const rl_linear* gate, const rl_linear* up, const rl_linear* down,
+                   const rl_activation* activation, const int32_t* first) {
   return p->add([&] {
     std::vector<int32_t> borders{0, routing->num_experts};
     if (first) borders.assign(first, first + p->group->num_ranks() + 1);
-    return make_moe(source, *routing, *router, correction, gate, up, down, *activation, borders,
-                    first ? p->group->rank() : 0);
+    return make_moe(source, router_source, *routing, *router, correction, expert_scale, gate, up,
+                    down, *activation, borders, first ? p->group->rank() : 0);
   });
 }
 
@@ -328,6 +336,26 @@ int32_t rl_add_add_shared(rl_program* p) {
 int32_t rl_add_residual(rl_program* p, float scale) {
   Add op;
   op.source = RL_H, op.target = RL_X, op.scale = scale, op.width = p->widths[RL_X];
+  return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_layer_embed(rl_program* p, const rl_matrix* table, const rl_linear* projection,
+                           const float* gain, const rl_norm* norm, int32_t width) {
+  LayerEmbed op;
+  op.table = *table, op.projection = *projection, op.gain = gain, op.norm = *norm, op.width = width;
+  return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_layer_input(rl_program* p, const rl_linear* gate, const rl_linear* up,
+                           const rl_activation* activation, int32_t first) {
+  LayerInput op;
+  op.gate = *gate, op.up = *up, op.activation = *activation, op.first = first;
+  return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_scale_hidden(rl_program* p, const float* factor) {
+  ScaleHidden op;
+  op.factor = factor, op.width = p->widths[RL_X];
   return p->add([&] { return boxed(op); });
 }
 

@@ -109,8 +109,9 @@ void feed_forward(Context& context, const FeedForward& network, const Rows& rows
 void gate_up(Context& context, const FeedForward& network, const Rows& rows, float* inner,
              int64_t stride, bool adapted);
 
-std::unique_ptr<Op> make_moe(int source, const rl_routing& routing, const rl_linear& router,
-                             const float* correction, const rl_linear* gate, const rl_linear* up,
+std::unique_ptr<Op> make_moe(int source, int router_source, const rl_routing& routing,
+                             const rl_linear& router, const float* correction,
+                             const float* expert_scale, const rl_linear* gate, const rl_linear* up,
                              const rl_linear* down, const rl_activation& activation,
                              const std::vector<int32_t>& borders, int rank);
 std::unique_ptr<Op> make_gated_delta(int64_t offset, const rl_gated_delta& shape, const float* conv,

@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 16
+#define RL_ABI_VERSION 17
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -234,7 +234,8 @@ enum {
   RL_GELU_TANH = 2,
   RL_RELU = 3,
   RL_CLAMPED_SWIGLU = 4,
-  RL_RELU_SQUARED = 5
+  RL_RELU_SQUARED = 5,
+  RL_IDENTITY = 6
 };
 typedef struct {
   int32_t kind;
@@ -247,9 +248,10 @@ enum { RL_HEAD = 0, RL_EACH_HEAD = 1, RL_PROJECTION = 2 };
 
 /* The named buffers of a forward pass, float [T, width]. */
 enum {
-  RL_X = 0, RL_H = 1, RL_N = 2, RL_SHARED = 3, RL_QUERY = 4, RL_KEY = 5, RL_VALUE = 6, RL_INNER = 7
+  RL_X = 0, RL_H = 1, RL_N = 2, RL_SHARED = 3, RL_QUERY = 4, RL_KEY = 5, RL_VALUE = 6, RL_INNER = 7,
+  RL_LAYERS = 8
 };
-#define RL_NUM_BUFFERS 8
+#define RL_NUM_BUFFERS 9
 
 enum { RL_SOFTMAX = 0, RL_SIGMOID = 1 };
 typedef struct {
@@ -293,9 +295,12 @@ RL_API int32_t rl_add_norm(rl_program* program, int32_t source, int32_t target,
                            int32_t width);
 RL_API int32_t rl_add_qkv(rl_program* program, int32_t source, const rl_linear* query,
                           const rl_linear* key, const rl_linear* value, float clip);
+/* Biases may be NULL. `values`: heads of RL_VALUE are normalised as well, without a gain. */
 RL_API int32_t rl_add_head_norm(rl_program* program, const rl_norm* norm, int32_t scope,
                                 const float* query_weight, const float* key_weight,
-                                int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
+                                const float* query_bias, const float* key_bias,
+                                int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,
+                                int32_t values);
 /* `table` counts the program's rotary tables, in order of rl_add_rope_table. */
 RL_API int32_t rl_add_rope(rl_program* program, int32_t table, int32_t interleaved,
                            int32_t num_heads, int32_t num_kv_heads, int32_t query_dim,
@@ -364,16 +369,33 @@ RL_API int32_t rl_add_mlp(rl_program* program, int32_t source, int32_t target,
  * times sigmoid(output_gate . source) if there is one. */
 RL_API int32_t rl_add_gate_up(rl_program* program, int32_t source, const rl_linear* gate,
                               const rl_linear* up, const rl_activation* activation);
+/* RL_INNER = x > 0 ? rise * x^2 + beta * x : fall * (expm1(min(x, eps)) - x) + beta * x. */
+typedef struct {
+  float rise, fall, beta, eps;
+} rl_xielu;
+RL_API int32_t rl_add_xielu(rl_program* program, const rl_xielu* xielu, int32_t width);
 RL_API int32_t rl_add_down(rl_program* program, int32_t target, const rl_linear* down, int32_t source,
                            const float* output_gate);
 /* gate, up and down are arrays of num_experts; or of those from first[rank] to first[rank + 1], if first
- * is not NULL: then all ranks get what each expert made of its tokens. */
-RL_API int32_t rl_add_moe(rl_program* program, int32_t source, const rl_routing* routing,
-                          const rl_linear* router, const float* correction, const rl_linear* gate,
+ * is not NULL: then all ranks get what each expert made of its tokens. The router reads its own source;
+ * the weight of an expert is times its expert_scale, unless that is NULL. */
+RL_API int32_t rl_add_moe(rl_program* program, int32_t source, int32_t router_source,
+                          const rl_routing* routing, const rl_linear* router,
+                          const float* correction, const float* expert_scale, const rl_linear* gate,
                           const rl_linear* up, const rl_linear* down,
                           const rl_activation* activation, const int32_t* first);
 RL_API int32_t rl_add_add_shared(rl_program* program);
 RL_API int32_t rl_add_residual(rl_program* program, float scale);
+/* layers[T, L * width] = (table[token ids] * sqrt(width) + norm(projection . x / sqrt(D))) / sqrt(2), the
+ * norm of each `width` elements with one gain. */
+RL_API int32_t rl_add_layer_embed(rl_program* program, const rl_matrix* table,
+                                  const rl_linear* projection, const float* gain,
+                                  const rl_norm* norm, int32_t width);
+/* h = up . (act(gate . x) * layers[from `first` on]). */
+RL_API int32_t rl_add_layer_input(rl_program* program, const rl_linear* gate, const rl_linear* up,
+                                  const rl_activation* activation, int32_t first);
+/* x times *factor. */
+RL_API int32_t rl_add_scale_hidden(rl_program* program, const float* factor);
 /* q = query . norm(query_latent . h), or query . h; k = [norm(first R of latent . h), rest]. */
 RL_API int32_t rl_add_latent_project(rl_program* program, int32_t source,
                                      const rl_linear* query_latent, const float* query_norm,

@@ -18,7 +18,9 @@ const int32_t* Model::widths() {
                                                      kHidden,
                                                      kHeads * kHeadDim,
                                                      kKVHeads * kHeadDim,
-                                                     kKVHeads * kHeadDim};
+                                                     kKVHeads * kHeadDim,
+                                                     kFeedForward,
+                                                     2 * kLayerInput};
   return widths;
 }
 
@@ -60,6 +62,8 @@ rl_program* Model::program(const Level& level, bool lengthwise) {
   add_short_conv(level, program);
   add_gated_delta(level, program);
   add_selective_scan(level, program);
+  add_layer_inputs(level, program);
+  add_xielu(level, program);
   level.rl_add_norm(program, RL_X, RL_H, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
   add("final norm", 0);
   rl_linear head = linear(kVocab, kHidden, true);
@@ -82,8 +86,8 @@ void Model::add_attention(const Level& level, rl_program* program) {
   const float *query_gain = vector(kHeads * kHeadDim, 1),
               *key_gain = vector(kKVHeads * kHeadDim, 1);
   for (int scope : {RL_HEAD, RL_EACH_HEAD, RL_PROJECTION}) {
-    level.rl_add_head_norm(program, &kRmsNorm, scope, query_gain, key_gain, kHeads, kKVHeads,
-                           kHeadDim);
+    level.rl_add_head_norm(program, &kRmsNorm, scope, query_gain, key_gain, nullptr, nullptr,
+                           kHeads, kKVHeads, kHeadDim, 0);
     add("norm of heads", 0);
   }
   level.rl_add_rope(program, 0, 0, kHeads, kKVHeads, kHeadDim, kHeadDim, 0, 0);
@@ -142,14 +146,53 @@ void Model::add_experts(const Level& level, rl_program* program) {
   const float* correction = vector(kExperts);
   const rl_routing routings[] = {{kExperts, 2, RL_SOFTMAX, 1, 1.0f, 0, 0, 0},
                                  {kExperts, 1, RL_SIGMOID, 0, 2.5f, 2, 1, 1}};
+  level.rl_add_moe(program, RL_N, RL_X, &routings[0], &router, nullptr, correction, gates.data(),
+                   ups.data(), downs.data(), &activation, nullptr);
+  add("mixture of scaled experts, routed by another buffer", 3);
   for (const rl_routing& routing : routings) {
-    level.rl_add_moe(program, RL_N, &routing, &router,
-                     routing.scoring == RL_SIGMOID ? correction : nullptr, gates.data(), ups.data(),
-                     downs.data(), &activation, nullptr);
+    level.rl_add_moe(program, RL_N, RL_N, &routing, &router,
+                     routing.scoring == RL_SIGMOID ? correction : nullptr, nullptr, gates.data(),
+                     ups.data(), downs.data(), &activation, nullptr);
     add("mixture of experts", 3);
   }
   level.rl_add_add_shared(program);
   add("sum with the shared expert", 0);
+  level.rl_add_residual(program, 1.0f);
+  add("residual", 0);
+}
+
+void Model::add_layer_inputs(const Level& level, rl_program* program) {
+  rl_linear table = linear(kVocab, 2 * kLayerInput), projection = linear(2 * kLayerInput, kHidden);
+  level.rl_add_layer_embed(program, &table.matrix, &projection, vector(kLayerInput, 1), &kRmsNorm,
+                           kLayerInput);
+  add("embeddings of layers", 1);
+  rl_activation activation{RL_GELU_TANH, 0, 0};
+  rl_linear gate = linear(kLayerInput, kHidden), up = linear(kHidden, kLayerInput);
+  level.rl_add_layer_input(program, &gate, &up, &activation, kLayerInput);
+  add("input of a layer", 2);
+  level.rl_add_residual(program, 1.0f);
+  add("residual", 0);
+  level.rl_add_scale_hidden(program, vector(1, 0.9f));
+  add("scale of a layer", 0);
+}
+
+void Model::add_xielu(const Level& level, rl_program* program) {
+  const float *query = vector(kHeads * kHeadDim, 1), *key = vector(kKVHeads * kHeadDim, 1);
+  level.rl_add_head_norm(program, &kLayerNorm, RL_EACH_HEAD, query, key,
+                         vector(kHeads * kHeadDim), vector(kKVHeads * kHeadDim), kHeads, kKVHeads,
+                         kHeadDim, 1);
+  add("norm of heads with biases, and of values", 0);
+  level.rl_add_norm(program, RL_X, RL_N, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
+  add("norm", 0);
+  rl_activation none{RL_IDENTITY, 0, 0};
+  rl_xielu xielu{0.7f, 1.2f, 0.5f, -1e-6f};
+  rl_linear up = linear(kFeedForward, kHidden, true), down = linear(kHidden, kFeedForward);
+  level.rl_add_gate_up(program, RL_N, nullptr, &up, &none);
+  add("inside of a feed-forward", 1);
+  level.rl_add_xielu(program, &xielu, kFeedForward);
+  add("xIELU", 0);
+  level.rl_add_down(program, RL_H, &down, RL_N, nullptr);
+  add("end of a feed-forward", 1);
   level.rl_add_residual(program, 1.0f);
   add("residual", 0);
 }

@@ -18,6 +18,21 @@ from ridgeline.weights import LoRAWeights
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 NORMED = CONFIG | {"model_type": "qwen3", "head_dim": 8}
 SHARED = LATENT | {"n_shared_experts": 1}
+LAYER_INPUTS = {name: value for name, value in CONFIG.items() if name != "rope_theta"} | {
+    "model_type": "gemma4_text",
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": 151,
+}
+BESIDE = LAYER_INPUTS | {
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 16,
+}
+XIELU = CONFIG | {"model_type": "apertus", "hidden_act": "xielu"}
 CASES = [
     (CONFIG, ops.Embed),
     (CONFIG, ops.Norm),
@@ -32,6 +47,14 @@ CASES = [
     (EXPERTS, ops.MoE),
     (SHARED, ops.SharedExpert),
     (SHARED, ops.AddShared),
+    (LAYER_INPUTS, ops.HeadNorm),
+    (LAYER_INPUTS, ops.LayerEmbed),
+    (LAYER_INPUTS, ops.LayerInput),
+    (LAYER_INPUTS, ops.ScaleHidden),
+    (BESIDE, ops.MoE),
+    (XIELU, ops.GateUp),
+    (XIELU, ops.Xielu),
+    (XIELU, ops.Down),
     (CONFIG, ops.AddResidual),
 ]
 

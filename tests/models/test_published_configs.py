@@ -137,7 +137,6 @@ def test_parameters(name):
         ),
         ({"model_type": "llama4"}, {}, "chunked attention"),
         ({"model_type": "phimoe"}, {}, "SparseMixer"),
-        ({"model_type": "apertus"}, {}, "xIELU"),
     ],
 )
 def test_what_would_change_the_output_is_refused_by_name(config, changes, named):

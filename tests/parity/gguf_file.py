@@ -22,9 +22,10 @@ _LATENT = ("deepseek2", "mistral4")
 _LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "olmo", "phi2", "stablelm")
 _NORMS_PLUS_ONE = ("gemma", "nemotron")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
-_STACKED = ("mistral4",)  # gates above the rest, as transformers has them
+_STACKED = ("gemma4_text", "mistral4")  # gates above the rest, as transformers has them
+_SCALES = {"router.scale": "ffn_gate_inp", "router.per_expert_scale": "ffn_down_exps"}
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_USED = ("num_experts_per_tok", "moe_k", "moe_topk")
+_USED = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
 
 
 def write_gguf(folder: Path, path: Path, architecture: str) -> None:
@@ -47,6 +48,9 @@ def write_gguf(folder: Path, path: Path, architecture: str) -> None:
         if architecture in STATES:
             name, values = state_tensor(name, values, config, architecture)
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        layer, _, scale = name.removeprefix("model.layers.").partition(".")
+        if scale in _SCALES:
+            found = f"blk.{layer}.{_SCALES[scale]}.scale"
         assert found is not None, name
         writer.add_tensor(found, values.float().contiguous().numpy())
     rope = _rope(config)

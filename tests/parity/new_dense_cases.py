@@ -45,6 +45,9 @@ _GEMMA_4: dict[str, object] = {
     },
 }  # fmt: skip
 
+_TWO_LAYERS = {
+    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]
+}  # fmt: skip
 _LAYER_INPUTS = {"hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 199}
 
 NEW_DENSE_CASES = [
@@ -53,6 +56,8 @@ NEW_DENSE_CASES = [
     _case("gemma4_text", "shared-kv", **_GEMMA_4, num_kv_shared_layers=2,
           use_double_wide_mlp=True),
     _case("gemma4_text", "layer-inputs", **_GEMMA_4 | _LAYER_INPUTS, num_kv_shared_layers=2),
+    _case("gemma4_text", "experts", **_GEMMA_4 | _TWO_LAYERS, enable_moe_block=True,
+          num_experts=6, top_k_experts=3, moe_intermediate_size=24),
     _vision("gemma4", "plain", **_GEMMA_4),
     _case("seed_oss", "plain", head_dim=24, rope_parameters=_THETA),
     _case("seed_oss", "other-biases", head_dim=16, attention_bias=False, attention_out_bias=True,
@@ -74,6 +79,7 @@ NEW_DENSE_CASES = [
     _case("glm", "no-biases", head_dim=16, attention_bias=False, num_key_value_heads=1),
     _case("glm4", "plain", head_dim=24, tie_word_embeddings=True),
     _case("arcee", "plain"),
+    _case("apertus", "biases", num_hidden_layers=2, attention_bias=True, rope_parameters=_THETA),
     _case("bitnet", "plain"),
     _case("bitnet", "biases", attention_bias=True, tie_word_embeddings=True),
     _case("arcee", "biases", attention_bias=True, mlp_bias=True, head_dim=24),
@@ -113,6 +119,7 @@ NEW_DENSE_TELLING = (
     "gemma4_text-keys-as-values",
     "gemma4_text-shared-kv",
     "gemma4_text-layer-inputs",
+    "gemma4_text-experts",
     "seed_oss-other-biases",
     "olmo3-two-ropes",
     "cohere2-biases",
@@ -121,6 +128,7 @@ NEW_DENSE_TELLING = (
     "glm-plain",
     "glm4-plain",
     "arcee-biases",
+    "apertus-biases",
     "nemotron-biases",
     "ministral3-window",
     "hunyuan_v1_dense-alpha",

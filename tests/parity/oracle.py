@@ -154,6 +154,8 @@ def _random(
             values *= 2.0  # makes up for the small embeddings
         has_offset = case.family in _UNIT_OFFSET and "linear_attn" not in name
         return values - 1.0 if has_offset else values
+    if ".act_fn." in name:
+        return 0.5 * torch.randn(shape, generator=generator)
     if name.endswith("layer_scalar"):
         return 0.6 + torch.rand(shape, generator=generator)
     values = torch.randn(shape, generator=generator)

@@ -23,6 +23,10 @@ def random_sparse(
         ("mlp.gate.weight", "feed_forward.gate.weight", "router.weight", "mlp.gate.wg.weight")
     ):
         return values * 2.0 / math.sqrt(shape[-1])
+    if name.endswith("router.proj.weight"):  # of norms that are divided by √D
+        return values * 2.0
+    if name.endswith(("router.scale", "per_expert_scale")):
+        return 0.6 + torch.rand(shape, generator=generator)
     if "q_a_proj" in name or "kv_a_proj" in name:
         values *= 0.5 if name.endswith("bias") else 1.1 / math.sqrt(shape[-1])
         latent = shape[0] if "q_a_proj" in name else shape[0] - rope_dim
@@ -45,7 +49,11 @@ class RouterWatch:
         self._chosen: dict[torch.nn.Module, list[torch.Tensor]] = {}
         self._hooks = []
         for module in model.modules():
-            if type(module).__name__.lower().endswith(("topkrouter", "moev1gate")):
+            if (
+                type(module)
+                .__name__.lower()
+                .endswith(("topkrouter", "moev1gate", "gemma4textrouter"))
+            ):
                 self._chosen[module] = []
                 self._hooks.append(module.register_forward_hook(self._check))
 
@@ -54,8 +62,9 @@ class RouterWatch:
             hook.remove()
         for router, chosen in self._chosen.items():
             experts = torch.cat(chosen)
-            counts = torch.bincount(experts.flatten(), minlength=router.num_experts)
-            assert (counts > 0).sum() > router.num_experts / 2, "few experts are used"
+            count = getattr(router, "num_experts", None) or router.config.num_experts
+            counts = torch.bincount(experts.flatten(), minlength=count)
+            assert (counts > 0).sum() > count / 2, "few experts are used"
             assert counts.max() < len(experts), "all tokens go to one expert"
 
     def _check(self, router: torch.nn.Module, args: tuple, output: tuple) -> None:

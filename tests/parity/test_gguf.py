@@ -36,6 +36,7 @@ CASES = {
     "exaone4-no-windows": "exaone4",
     "exaone4-windows": "exaone4",
     "gemma-plain": "gemma",
+    "gemma4_text-experts": "gemma4",
     "gemma4_text-keys-as-values": "gemma4",
     "gemma4_text-layer-inputs": "gemma4",
     "gemma4_text-shared-kv": "gemma4",

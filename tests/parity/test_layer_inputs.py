@@ -1,5 +1,7 @@
 """Per-layer embeddings (Gemma 4) beyond logits: other executors, ranks, prices, memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.executors.host_cuda import host_executor
@@ -8,10 +10,12 @@ from tests.parity.ours import run
 from tests.tiny import Driver
 
 from ridgeline.core.errors import SettingsError, UnsupportedModelError
+from ridgeline.core.formats import number_format
 from ridgeline.core.ops import LayerEmbed, LayerInput
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs
 from ridgeline.executors.cpu.cuts import cut_ops
+from ridgeline.executors.cpu.streaming import StreamedWeights
 from ridgeline.executors.cpu.weights import pack_weights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.library import load_library, native_kernels_run
@@ -71,12 +75,34 @@ def test_a_token_is_priced_one_row_of_the_table():
 
 
 @pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
-def test_the_cpu_executor_has_the_table_once_in_the_models_type():
+@pytest.mark.parametrize(("quantization", "bits"), [(None, None), ("int4", 8)])
+def test_the_cpu_executor_has_the_table_once_and_as_other_tables(quantization, bits):
+    model = replace(
+        made("bfloat16"), quantization=None if quantization is None else number_format(quantization)
+    )
+    assert not cut_ops(model.ops)
+    packed = pack_weights(Pool(load_library(), 1), model)
+    (table,) = packed.matrices["layer_embed"]
+    found = packed.formats().get("layer_embed")
+    assert (found and found.bits) == bits
+    assert table.num_bytes <= 1.4 * VOCABULARY * LAYERS * WIDTH * (2 if bits is None else 1)
+    assert not packed.kept
+
+
+@pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
+def test_weights_that_stay_on_disk_are_streamed_without_the_table(tmp_path):
+    """A token reads a row of it."""
     model = made("bfloat16")
-    packed = pack_weights(Pool(load_library(), 1), model, cuts=cut_ops(model.ops))
-    assert "layer_embed" not in packed.matrices
-    assert packed.kept["layer_embed"].dtype.name == "bfloat16"
-    assert "embed" in packed.matrices
+    packed = pack_weights(Pool(load_library(), 1), model, folder=tmp_path)
+    streamed = StreamedWeights(packed, model.ops, 10**9)
+    streamed.close()
+    size = sum(
+        matrix.num_bytes
+        for name, found in packed.matrices.items()
+        for matrix in found
+        if name != "layer_embed"
+    )
+    assert streamed.kept_bytes + streamed.streamed_bytes == size
 
 
 def test_a_smaller_vocabulary_of_layers_is_refused():

@@ -70,7 +70,8 @@ def _reading(op: ops.Op) -> Iterator[ops.Weight]:
         case ops.MLP() | ops.GateUp():
             yield from ((op.up,) if op.gate is None else (op.gate, op.up))
         case ops.MoE():
-            yield from (op.router, op.up, *(() if op.gate is None else (op.gate,)))
+            routed = () if op.router_src not in (None, op.src) else (op.router,)
+            yield from (*routed, op.up, *(() if op.gate is None else (op.gate,)))
         case ops.SharedExpert():
             optional = (op.gate, op.output_gate)
             yield from (op.up, *(weight for weight in optional if weight is not None))

@@ -12,12 +12,14 @@ head's parts without and with rotary positions, v the width of a head of V.
 
 Weights are in `core.op_weights`, ops on states in `core.state_ops`, those between ranks in
 `core.rank_ops`, those of per-layer embeddings in `core.layer_input_ops`, those of drafters that
-read hidden states in `core.feature_ops`; all of them are found here as well.
+read hidden states in `core.feature_ops`, activations by themselves in `core.activation_ops`; all of
+them are found here as well.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ridgeline.core.activation_ops import Xielu
 from ridgeline.core.feature_ops import JoinFeatures, KeepFeatures, ReadFeatures
 from ridgeline.core.layer_input_ops import LayerEmbed, LayerInput
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
@@ -109,6 +111,7 @@ __all__ = [
     "StageOp",
     "StateOp",
     "Weight",
+    "Xielu",
 ]
 
 
@@ -408,7 +411,8 @@ class MoE:
     ``router``[E, D], ``gate`` and ``up``[E, F, D], ``down``[E, D, F]; all of them may have biases.
     Of the stacked weights only the experts are read that some token goes to. With ``borders`` each
     rank has the experts ``[borders[r], borders[r + 1])``, and what they make of each token goes to
-    all ranks, which add up.
+    all ranks, which add up. The router reads ``router_src``, or else ``src``; with
+    ``expert_scale``[E] an expert's weight is times its own number.
     """
 
     facts: ClassVar = OpFacts(OpKind.EXPERTS, Rows.ROUTED, Collective.EXPERTS)
@@ -424,6 +428,8 @@ class MoE:
     routing: RoutingSpec
     activation: Activation | ClampedSwiGLU
     src: str = "h"
+    router_src: str | None = None
+    expert_scale: Gain | None = None
     borders: tuple[int, ...] = ()
     rank: int = 0
 
@@ -482,7 +488,7 @@ class Head:
 Op = (
     Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | GrowQueries | Attend
     | LatentAttend | BidirectionalAttend | ConvProject | ShortConv | DeltaProject | GatedDelta
-    | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Down | MoE
+    | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Xielu | Down | MoE
     | SharedExpert | AddShared | AddResidual | ScaleHidden | Head | Gather | GatherTokens
     | GatherLogits | SendHidden | ReceiveHidden | LayerEmbed | LayerInput | KeepFeatures
     | ReadFeatures | JoinFeatures

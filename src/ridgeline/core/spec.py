@@ -47,6 +47,7 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
     RELU_SQUARED = "relu_squared"
+    IDENTITY = "identity"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +293,8 @@ StateSpec = ShortConvSpec | GatedDeltaSpec | Mamba2Spec
 class MLPSpec:
     """Feed-forward network: ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` if ungated.
 
-    ``inner_norm``: of what ``down`` reads (BitNet).
+    ``inner_norm``: of what ``down`` reads (BitNet). ``xielu``: what ``activation`` gives goes
+    through xIELU, whose four numbers are each layer's own (arXiv 2411.13010; Apertus).
     """
 
     width: int
@@ -300,6 +302,7 @@ class MLPSpec:
     gated: bool = True
     bias: bool = False
     inner_norm: NormSpec | None = None
+    xielu: bool = False
 
 
 class Scoring(StrEnum):
@@ -334,7 +337,7 @@ class RoutingSpec:
     divided by their sum if ``normalised``, times ``scale``. (Softmax over the chosen logits alone,
     as in gpt-oss, is softmax over all, normalised.) ``bias`` is added to the logits;
     ``correction_bias`` to the scores, but only for the choice (DeepSeek-V3, arXiv 2412.19437,
-    §2.1.2).
+    §2.1.2). ``expert_scale``: the weights are also times a learned number of each expert (Gemma 4).
     """
 
     top_k: int
@@ -344,6 +347,7 @@ class RoutingSpec:
     groups: GroupLimit | None = None
     bias: bool = False
     correction_bias: bool = False
+    expert_scale: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +385,10 @@ class LayerSpec:
     these are). ``parallel``: both branches read the same normed input (Phi-2), and there is no
     ``mlp_norm``. ``scan`` reads what attention reads, and is added as well (Falcon-H1). The scales
     multiply what each branch adds, those of norms what a branch reads. ``scaled_output``: a learned
-    number multiplies the residual behind the layer (Gemma 4).
+    number multiplies the residual behind the layer (Gemma 4). ``experts_beside`` the network of
+    ``mlp`` read the residual as well; both have norms of their own before and behind, and are added
+    before the post norm, all like ``mlp_norm``. A norm with a gain of its own, times D^-½, is what
+    their router reads (Gemma 4 26B).
     """
 
     attention: AttentionSpec | MLASpec | StateSpec | None
@@ -394,6 +401,7 @@ class LayerSpec:
     mlp_residual_norm: NormSpec | None = None
     parallel: bool = False
     scan: Mamba2Spec | None = None
+    experts_beside: MoESpec | None = None
     attention_scale: float = 1.0
     scan_scale: float = 1.0
     mlp_scale: float = 1.0
@@ -405,6 +413,11 @@ class LayerSpec:
     def state(self) -> StateSpec | None:
         """What keeps a state of each sequence, if anything does."""
         return self.attention if isinstance(self.attention, StateSpec) else self.scan
+
+    @property
+    def experts(self) -> MoESpec | None:
+        """Instead of a network, or beside one."""
+        return self.mlp if isinstance(self.mlp, MoESpec) else self.experts_beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

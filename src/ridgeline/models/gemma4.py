@@ -1,4 +1,4 @@
-"""Gemma 4, its dense text models (Google 2026, Gemma 4 E2B, E4B and 31B).
+"""Gemma 4, its text models (Google 2026, Gemma 4 E2B, E4B, 31B and 26B with experts).
 
 Also serves ``gemma4``, the model with vision and audio, by its ``text_config``.
 """
@@ -13,7 +13,10 @@ from ridgeline.core.spec import (
     LayerSpec,
     MLPSpec,
     ModelSpec,
+    MoESpec,
     RopeSpec,
+    RoutingSpec,
+    Scoring,
 )
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family, TensorSource
@@ -32,7 +35,12 @@ from ridgeline.models.fields import (
 from ridgeline.models.gemma2 import MIN_CAP, gemma_decoder
 from ridgeline.models.known_keys import refuse_unsupported
 from ridgeline.models.rope_config import proportional_rope, read_nested_ropes, rope_section
-from ridgeline.models.tensor_names import GEMMA_TENSORS, LLAMA_IGNORED, layer_tensors
+from ridgeline.models.tensor_names import (
+    GEMMA_TENSORS,
+    LLAMA_IGNORED,
+    fused_tensors,
+    layer_tensors,
+)
 from ridgeline.models.vision import VISION_TENSORS, beside_vision, leave_out_vision
 
 _MAX_HEADS = 2**14
@@ -47,14 +55,7 @@ _AUDIO_KEYS = (
 
 
 def build(config: ConfigReader) -> ModelSpec:
-    """Global layers have heads of their own; the last layers may read K and V of earlier ones.
-
-    Raises:
-        UnsupportedModelError: there are experts beside the networks.
-    """
-    for name in _INERT:
-        config.ignore(name)
-    config.refuse("enable_moe_block", unless=(False,))
+    """Global layers have heads of their own; the last layers may read K and V of earlier ones."""
     config.refuse("use_bidirectional_attention", unless=("vision",))  # of images alone
     sizes = read_sizes(config, max_position=131_072, vocab_size=262_144)
     default = [FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(sizes.num_layers)]
@@ -70,9 +71,10 @@ def build(config: ConfigReader) -> ModelSpec:
         unit_offset=False,
     )
     double = config.boolean("use_double_wide_mlp", default=False)
+    experts = _read_experts(config)
     return replace(
         spec,
-        layers=tuple(_layer(layer, double=double) for layer in spec.layers),
+        layers=tuple(_layer(layer, experts, double=double) for layer in spec.layers),
         layer_inputs=_read_layer_inputs(config, sizes),
     )
 
@@ -95,13 +97,33 @@ def _read_layer_inputs(config: ConfigReader, sizes: Sizes) -> LayerInputSpec | N
     )
 
 
-def _layer(layer: LayerSpec, *, double: bool) -> LayerSpec:
+def _read_experts(config: ConfigReader) -> MoESpec | None:
+    """Those beside each layer's network."""
+    if not config.boolean("enable_moe_block", default=False):
+        for name in _INERT:
+            config.ignore(name)
+        return None
+    count = config.integer("num_experts", maximum=2**16)
+    return MoESpec(
+        num_experts=count,
+        width=config.integer("moe_intermediate_size", maximum=2**24),
+        activation=read_activation(config, "hidden_activation", default="gelu_pytorch_tanh"),
+        routing=RoutingSpec(
+            top_k=config.integer("top_k_experts", maximum=count),
+            scoring=Scoring.SOFTMAX,
+            normalised=True,
+            expert_scale=True,
+        ),
+    )
+
+
+def _layer(layer: LayerSpec, experts: MoESpec | None, *, double: bool) -> LayerSpec:
     """Networks behind K and V of others are ``double`` as wide."""
     assert isinstance(layer.attention, AttentionSpec)
     assert isinstance(layer.mlp, MLPSpec)
     twice = double and layer.attention.kv_layer is not None
     mlp = replace(layer.mlp, width=layer.mlp.width * (2 if twice else 1))
-    return replace(layer, mlp=mlp, scaled_output=True)
+    return replace(layer, mlp=mlp, experts_beside=experts, scaled_output=True)
 
 
 def _read_attention(
@@ -202,6 +224,9 @@ def build_with_vision(config: ConfigReader) -> ModelSpec:
     return spec
 
 
+_GATE_UP = {
+    "model.layers.{i}.experts.gate_up_proj": ("layers.{i}.experts.gate", "layers.{i}.experts.up")
+}
 FAMILY = Family(
     model_type="gemma4_text",
     build=build,
@@ -211,14 +236,23 @@ FAMILY = Family(
         "layer_projection": TensorSource(name="model.per_layer_model_projection.weight"),
         "layer_projection_norm": TensorSource(name="model.per_layer_projection_norm.weight"),
         "layers.{i}.scale": TensorSource(name="model.layers.{i}.layer_scalar"),
+        "layers.{i}.router_norm": TensorSource(name="model.layers.{i}.router.scale"),
+        "layers.{i}.expert_scale": TensorSource(name="model.layers.{i}.router.per_expert_scale"),
+        "layers.{i}.experts.down": TensorSource(name="model.layers.{i}.experts.down_proj"),
     }
+    | fused_tensors(_GATE_UP)
     | layer_tensors(
         {
             "input_gate": "per_layer_input_gate",
             "input_up": "per_layer_projection",
             "input_norm": "post_per_layer_input_norm",
+            "mlp_own_norm": "post_feedforward_layernorm_1",
+            "experts_norm": "pre_feedforward_layernorm_2",
+            "experts_own_norm": "post_feedforward_layernorm_2",
+            "router": "router.proj",
         }
     ),
+    fused=_GATE_UP,
     # Checkpoints have what layers that read K and V of others do not use.
     ignored=(*LLAMA_IGNORED, r".*\.self_attn\.[kv]_(proj|norm)\.(weight|bias)"),
     computes=_COMPUTED,
@@ -227,5 +261,6 @@ FAMILY_WITH_VISION = Family(
     model_type="gemma4",
     build=build_with_vision,
     tensors=beside_vision(FAMILY.tensors),
+    fused=_GATE_UP,
     ignored=(*FAMILY.ignored, VISION_TENSORS, r"(model\.)?(audio_tower|embed_(audio|vision))\..*"),
 )

@@ -4,8 +4,10 @@ Canonical weight names: ``embed``, ``positions`` (learned), ``types``, ``embeddi
 ``final_norm``, ``head``, and for layer i ``layers.{i}.`` with
 ``attention_norm``, ``q``, ``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``attention_post_norm``,
 ``attention_residual_norm``, ``mlp_norm``, ``gate``, ``up``, ``down``, ``mlp_post_norm``,
-``mlp_residual_norm``, and ``q_bias`` and so on for biases. ``out_norm`` and
-``inner_norm`` are of what ``o`` and ``down`` read. Of per-layer embeddings ``layer_embed``,
+``mlp_residual_norm``, and ``q_bias`` and so on for biases. Of experts beside a network
+``mlp_own_norm``, ``router_norm``, ``experts_norm`` and ``experts_own_norm``. ``out_norm`` and
+``inner_norm`` are of what ``o`` and ``down`` read, ``xielu.rise``, ``xielu.fall``, ``xielu.beta``
+and ``xielu.eps`` the numbers of xIELU. Of per-layer embeddings ``layer_embed``,
 ``layer_projection``, its norm, and of layer i ``input_gate``, ``input_up`` and ``input_norm``.
 A tied head reads ``embed``. ``scale`` is the layer's, ``sinks`` and ``gate_heads`` are attention's;
 `lower_latent`, `lower_moe` and `lower_states` name the weights of latent attention, experts, and
@@ -20,6 +22,7 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.core.ops import (
     MLP,
     AddResidual,
+    AddShared,
     Attend,
     BidirectionalAttend,
     Down,
@@ -42,8 +45,10 @@ from ridgeline.core.ops import (
     ScaleHidden,
     SendHidden,
     Weight,
+    Xielu,
 )
 from ridgeline.core.spec import (
+    Activation,
     AttentionSpec,
     GatedDeltaSpec,
     LayerInputSpec,
@@ -60,7 +65,7 @@ from ridgeline.core.spec import (
     StateSpec,
 )
 from ridgeline.models.lower_latent import latent_attention_ops
-from ridgeline.models.lower_moe import moe_ops
+from ridgeline.models.lower_moe import dense_ops, moe_ops
 from ridgeline.models.lower_states import gated_delta_ops, mamba2_ops, short_conv_ops
 
 
@@ -260,7 +265,10 @@ class LayerLowering:
             src = "h"
             norm = self.norm("x", src, "mlp_norm", layer.mlp_norm)
             ops.append(replace(norm, scale=layer.mlp_norm_scale))
-        if isinstance(mlp, MoESpec):
+        if layer.experts_beside is not None:
+            assert isinstance(mlp, MLPSpec)
+            ops += self.beside_experts(mlp, layer.experts_beside, layer.mlp_norm)
+        elif isinstance(mlp, MoESpec):
             ops += moe_ops(mlp, src, hidden_size=self.hidden_size, weight=self.weight)
         else:
             ops += self.mlp(mlp, src)
@@ -270,6 +278,21 @@ class LayerLowering:
         if layer.mlp_residual_norm is not None:
             ops.append(self.norm("x", "x", "mlp_residual_norm", layer.mlp_residual_norm))
         return ops
+
+    def beside_experts(self, mlp: MLPSpec, experts: MoESpec, norm: NormSpec | None) -> list[Op]:
+        """A network's normed output and that of experts, which are added."""
+        assert norm is not None
+        names: dict[str, Any] = {"hidden_size": self.hidden_size, "weight": self.weight}
+        to_router = self.norm("x", "n", "router_norm", norm)
+        return [
+            *dense_ops(mlp, **names),
+            self.norm("shared", "shared", "mlp_own_norm", norm),
+            replace(to_router, scale=self.hidden_size**-0.5),
+            self.norm("x", "h", "experts_norm", norm),
+            *moe_ops(experts, "h", router_src="n", **names),
+            self.norm("h", "h", "experts_own_norm", norm),
+            AddShared(),
+        ]
 
     def mixer(self, spec: AttentionSpec | MLASpec | StateSpec, src: str) -> list[Op]:
         """Attention, or what stands in its place."""
@@ -443,7 +466,8 @@ class LayerLowering:
             activation=spec.activation,
             src=src,
         )
-        if spec.inner_norm is None:
+        assert spec.activation is not Activation.IDENTITY or spec.xielu
+        if spec.inner_norm is None and not spec.xielu:
             return [mlp]
         inner = GateUp(
             gate=mlp.gate,
@@ -453,8 +477,14 @@ class LayerLowering:
             activation=spec.activation,
             src=src,
         )
-        norm = self.norm("inner", "inner", "inner_norm", spec.inner_norm, width=spec.width)
-        return [inner, norm, Down(weight=mlp.down, bias=mlp.down_bias)]
+        ops: list[Op] = [inner]
+        if spec.xielu:
+            numbers = {name: self.weight(f"xielu.{name}", 1) for name in ("rise", "fall")}
+            numbers |= {name: self.weight(f"xielu.{name}") for name in ("beta", "eps")}
+            ops.append(Xielu(width=spec.width, **numbers))
+        if spec.inner_norm is not None:
+            ops.append(self.norm("inner", "inner", "inner_norm", spec.inner_norm, width=spec.width))
+        return [*ops, Down(weight=mlp.down, bias=mlp.down_bias)]
 
     def norm(
         self, src: str, dst: str, name: str, spec: NormSpec, *, width: int | None = None

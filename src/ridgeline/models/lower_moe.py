@@ -1,18 +1,24 @@
 """Lowering of a mixture of experts.
 
 Canonical weight names, below ``layers.{i}.``: ``router``, ``router_bias``, ``correction_bias``,
-``experts.gate``, ``experts.up`` and ``experts.down`` (stacked by expert) with ``experts.gate_bias``
-and so on, ``shared.gate``, ``shared.up``, ``shared.down`` and ``shared.output_gate``.
+``expert_scale``, ``experts.gate``, ``experts.up`` and ``experts.down`` (stacked by expert) with
+``experts.gate_bias`` and so on, ``shared.gate``, ``shared.up``, ``shared.down`` and
+``shared.output_gate``.
 """
 
 from collections.abc import Callable
 
 from ridgeline.core.ops import AddShared, MoE, Op, SharedExpert, Weight
-from ridgeline.core.spec import ClampedSwiGLU, MoESpec
+from ridgeline.core.spec import ClampedSwiGLU, MLPSpec, MoESpec
 
 
 def moe_ops(
-    spec: MoESpec, src: str, *, hidden_size: int, weight: Callable[..., Weight]
+    spec: MoESpec,
+    src: str,
+    *,
+    hidden_size: int,
+    weight: Callable[..., Weight],
+    router_src: str | None = None,
 ) -> list[Op]:
     """The ops from ``src`` to ``h``; ``weight(name, *shape)`` names a weight of the layer."""
     assert spec.gated or not isinstance(spec.activation, ClampedSwiGLU), "which has a gate"
@@ -34,6 +40,8 @@ def moe_ops(
         routing=routing,
         activation=spec.activation,
         src=src,
+        router_src=router_src,
+        expert_scale=weight("expert_scale", count) if routing.expert_scale else None,
     )
     if spec.shared is None:
         return [experts]
@@ -48,3 +56,14 @@ def moe_ops(
         src=src,
     )
     return [shared, experts, AddShared()]
+
+
+def dense_ops(spec: MLPSpec, *, hidden_size: int, weight: Callable[..., Weight]) -> list[Op]:
+    """The network beside experts, from ``h`` to ``shared``."""
+    assert spec.gated
+    assert not spec.bias
+    assert not spec.xielu
+    assert spec.inner_norm is None
+    gate, up = (weight(name, spec.width, hidden_size) for name in ("gate", "up"))
+    down = weight("down", hidden_size, spec.width)
+    return [SharedExpert(gate=gate, up=up, down=down, output_gate=None, activation=spec.activation)]

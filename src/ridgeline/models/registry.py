@@ -10,6 +10,7 @@ from ridgeline.core.parts import load_part, part_names
 from ridgeline.core.spec import ModelSpec
 from ridgeline.core.spelling import suggestion
 from ridgeline.models import (
+    apertus,
     arcee,
     bamba,
     bert,
@@ -183,6 +184,7 @@ def _declared_dtype(config: ConfigReader) -> str:
 
 
 for _family in (
+    apertus.FAMILY,
     arcee.FAMILY,
     bitnet.FAMILY,
     bamba.FAMILY,

@@ -15,7 +15,7 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.core.ops import Op, Weight
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.sharding import borders
-from ridgeline.core.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, MoESpec, NormScope
+from ridgeline.core.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, NormScope
 from ridgeline.models.lower import lower
 
 Range = tuple[int, int]
@@ -80,7 +80,7 @@ def check_experts(spec: ModelSpec, num_ranks: int) -> None:
     Raises:
         SettingsError: the model has fewer experts in a layer than there are ranks, or none at all.
     """
-    mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoESpec)]
+    mixtures = [layer.experts for layer in spec.layers if layer.experts is not None]
     fewest = min((mixture.num_experts for mixture in mixtures), default=0)
     if fewest < num_ranks:
         has = (
@@ -134,6 +134,7 @@ class _Parts:
                 | ops.AddResidual()
                 | ops.AddShared()
                 | ops.ScaleHidden()
+                | ops.Xielu()
                 | ops.LayerEmbed()
                 | ops.LayerInput()
                 | ops.SendHidden()

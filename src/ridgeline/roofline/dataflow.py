@@ -42,6 +42,7 @@ from ridgeline.core.ops import (
     SendHidden,
     SharedExpert,
     ShortConv,
+    Xielu,
 )
 
 Widths = Mapping[str, int]  # elements of a token, by buffer
@@ -106,13 +107,17 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return dict.fromkeys(("q", "k", "v"), hidden), {"h": hidden}
         case OutProject():
             return {"h": op.weight.shape[1]}, {"h": op.weight.shape[0]}
-        case MLP() | MoE():
+        case MoE():
+            return dict.fromkeys((op.src, op.router_src or op.src), hidden), {"h": hidden}
+        case MLP():
             return {op.src: hidden}, {"h": hidden}
         case GateUp():
             return {op.src: hidden}, {"inner": op.up.shape[0]}
         case Down():
             source = {op.src: hidden} if op.output_gate else {}
             return {"inner": op.weight.shape[1]} | source, {op.dst: op.weight.shape[0]}
+        case Xielu():
+            return {"inner": op.width}, {"inner": op.width}
         case SharedExpert():
             return {op.src: hidden}, {"shared": hidden}
         case AddShared():

@@ -60,6 +60,7 @@ from ridgeline.core.ops import (
     SharedExpert,
     ShortConv,
     StateOp,
+    Xielu,
 )
 from ridgeline.core.sharding import num_kv_parts, num_parts
 from ridgeline.core.weight_uses import WeightUse, experts_of, weight_uses
@@ -132,6 +133,8 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return Work(weight_bytes=p.tokens * rows) + p.moved(hidden * len(tables))
         case Norm():
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * op.width(hidden))
+        case Xielu():
+            return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * op.width)
         case LayerEmbed():
             return _layer_embed(op, p)
         case LayerInput():
@@ -195,7 +198,7 @@ def _local_work(op: Op, p: _Pricing) -> Work:
         case MLP() | SharedExpert():
             return p.products(op) + p.moved(2 * hidden)
         case MoE():
-            work = _moe(op, p) + p.moved(2 * hidden)
+            work = _moe(op, p) + p.moved((2 if op.router_src is None else 3) * hidden)
             return work + _expert_outputs(op, p) if op.borders else work
         case Head():
             return _head(op, p)

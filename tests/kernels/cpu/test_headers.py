@@ -58,6 +58,7 @@ FIELDS = {
     "rl_matrix": structs.Matrix,
     "rl_linear": structs.Linear,
     "rl_adapter_part": structs.AdapterPart,
+    "rl_xielu": structs.Xielu,
     "rl_adapter": structs.Adapter,
     "rl_kv_group": structs.KVGroup,
     "rl_batch": structs.Batch,

@@ -23,6 +23,8 @@ _BUFFERS = {
     "q": Buffer.QUERY,
     "k": Buffer.KEY,
     "v": Buffer.VALUE,
+    "inner": Buffer.INNER,
+    "layers": Buffer.LAYERS,
 }
 
 
@@ -44,7 +46,6 @@ class CutOps:
         ]
         self._experts_read = 0
         self.expert_tokens: dict[str, Array] = {}  # as `Executor.expert_tokens`
-        self._own: dict[str, torch.Tensor] = {}  # what no native op reads, until the next step
 
     def take_experts_read(self) -> int:
         """Experts whose weights were read since the last call, summed over layers and steps."""
@@ -54,21 +55,18 @@ class CutOps:
     def run(self, op: ops.Op, batch: CPUBatch) -> None:
         """Run one op over the rows of a batch, from the native buffers to the native buffers."""
         forward = TokenOps(self._weights, self._adapters, _tokens(batch))
-        hidden = self._program.hidden_size
         native = {
             name: torch.from_numpy(self._program.rows(_BUFFERS[name], batch.num_tokens))
             for name in _BUFFERS
         }
-        for name, shape in _shapes(op, hidden).items():
+        for name, shape in _shapes(op, self._program.hidden_size).items():
             width = int(np.prod(shape))
             forward.buffers[name] = native[name][:, :width].view(-1, *shape)
-        forward.buffers |= self._own
+        forward.buffers["layers"] = native["layers"]
         before = dict(forward.buffers)
         forward.step(op)
         for name, rows in forward.buffers.items():
-            if name not in native:
-                self._own[name] = rows
-            elif rows is not before.get(name):
+            if rows is not before.get(name):
                 flat = rows.flatten(1)
                 native[name][:, : flat.shape[1]] = flat
         self._experts_read += forward.experts_read
@@ -81,6 +79,12 @@ def _shapes(op: ops.Op, hidden_size: int) -> dict[str, tuple[int, ...]]:
     match op:
         case ops.OutProject():
             shapes["h"] = (op.weight.shape[1],)
+        case ops.Norm() if op.src == "inner":
+            shapes["inner"] = (op.width(hidden_size),)
+        case ops.Xielu():
+            shapes["inner"] = (op.width,)
+        case ops.Down():
+            shapes["inner"] = (op.weight.shape[1],)
         case ops.GateHeads():
             shapes["h"] = (op.weight.shape[0],)
         case ops.HeadNorm():

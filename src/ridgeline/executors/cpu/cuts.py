@@ -18,8 +18,8 @@ _NATIVE = (
     ops.ConvProject, ops.ShortConv, ops.DeltaProject, ops.GatedDelta, ops.ScanProject,
     ops.SelectiveScan, ops.GateHeads, ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE,
     ops.AddShared, ops.AddResidual, ops.Head, ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens,
-    ops.GatherLogits, ops.SendHidden, ops.ReceiveHidden, ops.KeepFeatures, ops.ReadFeatures,
-    ops.JoinFeatures,
+    ops.GatherLogits, ops.Xielu, ops.LayerEmbed, ops.LayerInput, ops.ScaleHidden, ops.SendHidden,
+    ops.ReceiveHidden, ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures,
 )  # fmt: skip
 _NEVER_CUT = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,
@@ -40,7 +40,7 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
             states, or is the head.
         MissingDependencyError: the reference's torch is not installed.
     """
-    cuts = tuple(op for op in model_ops if not _is_native(op))
+    cuts = tuple(op for op in model_ops if not isinstance(op, _NATIVE))
     for op in cuts:
         if isinstance(op, _NEVER_CUT):
             raise SettingsError(
@@ -61,9 +61,3 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
             ", ".join(f"{count} {name}" for name, count in counts.items()),
         )
     return cuts
-
-
-def _is_native(op: ops.Op) -> bool:
-    """Whether there is a kernel; those for the norms of heads add no bias, and leave v alone."""
-    has_more = isinstance(op, ops.HeadNorm) and (op.query_bias is not None or op.values)
-    return isinstance(op, _NATIVE) and not has_more

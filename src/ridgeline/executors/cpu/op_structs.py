@@ -1,6 +1,9 @@
 """What native ops are told of a model's, beside weights: structs, and how wide buffers are."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from ridgeline.core import ops
 from ridgeline.core.spec import (
@@ -13,7 +16,7 @@ from ridgeline.core.spec import (
     RoutingSpec,
     Scoring,
 )
-from ridgeline.kernels.cpu.structs import ActivationFunction, Buffer, Norm, Routing
+from ridgeline.kernels.cpu.structs import ActivationFunction, Buffer, Norm, Routing, Xielu
 
 _ACTIVATIONS = {
     Activation.SILU: 0,
@@ -21,6 +24,7 @@ _ACTIVATIONS = {
     Activation.GELU_TANH: 2,
     Activation.RELU: 3,
     Activation.RELU_SQUARED: 5,
+    Activation.IDENTITY: 6,
 }
 _CLAMPED_SWIGLU = 4
 
@@ -56,9 +60,18 @@ def routing_struct(spec: RoutingSpec, router: ops.Weight) -> Routing:
     )
 
 
+def xielu_struct(op: ops.Xielu, vectors: Mapping[str, npt.NDArray[np.float32]]) -> Xielu:
+    """The numbers of xIELU as they are used."""
+    rise, fall, beta, eps = (
+        float(vectors[weight.name].item()) for weight in (op.rise, op.fall, op.beta, op.eps)
+    )
+    softplus = (float(np.logaddexp(0.0, each)) for each in (rise, fall))
+    return Xielu(rise=next(softplus), fall=beta + next(softplus), beta=beta, eps=eps)
+
+
 def widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
     """Elements per token of each buffer."""
-    found = [spec.hidden_size] * 4 + [1] * 4
+    found = [spec.hidden_size] * 4 + [1] * (len(Buffer) - 4)
 
     def at_least(buffer: Buffer, width: int) -> None:
         found[buffer] = max(found[buffer], width)
@@ -85,6 +98,8 @@ def widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
                 at_least(Buffer.QUERY, op.mixed.shape[0])
                 at_least(Buffer.KEY, op.gate.shape[0])
                 at_least(Buffer.VALUE, 2 * op.step.shape[0])
+            case ops.LayerEmbed():
+                at_least(Buffer.LAYERS, op.table.shape[1])
             case ops.OutProject():
                 at_least(Buffer.H, op.weight.shape[1])
             case ops.Down():

@@ -51,7 +51,8 @@ def _formats(
     formats = dict(model.weight_formats)  # those of the checkpoint stay as they are
     for op in reversed(model.ops):  # the head first: an embedding that is tied to it is as it is
         for weight, role, *_ in weight_uses(op):
-            layers = held_format(quantized, weight.shape[-1])
+            *_, columns = (1, *weight.shape)  # a number has no shape
+            layers = held_format(quantized, columns)
             formats.setdefault(weight.name, padded(_format(role, own, quantized, layers)))
     return formats
 

@@ -16,6 +16,7 @@ from ridgeline.executors.cpu.op_structs import (
     norm_struct,
     routing_struct,
     widths,
+    xielu_struct,
 )
 from ridgeline.executors.cpu.streaming import StreamedWeights
 from ridgeline.executors.cpu.weights import PackedWeights
@@ -226,8 +227,9 @@ class Program:
             case ops.HeadNorm():
                 library.rl_add_head_norm(
                     handle, self._keep(norm_struct(op.spec)), _SCOPES[op.scope],
-                    self._vector(op.query), self._vector(op.key), op.num_heads, op.num_kv_heads,
-                    op.head_dim,
+                    self._vector(op.query), self._vector(op.key), self._vector(op.query_bias),
+                    self._vector(op.key_bias), op.num_heads, op.num_kv_heads, op.head_dim,
+                    op.values,
                 )  # fmt: skip
             case ops.Rope():
                 library.rl_add_rope(
@@ -313,6 +315,10 @@ class Program:
                     handle, BUFFERS[op.src], self._optional(op.gate, op.gate_bias),
                     self._linear(op.up, op.up_bias), self._keep(activation_struct(op.activation)),
                 )  # fmt: skip
+            case ops.Xielu():
+                library.rl_add_xielu(
+                    handle, self._keep(xielu_struct(op, self._weights.vectors)), op.width
+                )
             case ops.Down():
                 library.rl_add_down(
                     handle, BUFFERS[op.dst], self._linear(op.weight, op.bias), BUFFERS[op.src],
@@ -341,6 +347,18 @@ class Program:
                 library.rl_add_add_shared(handle)
             case ops.AddResidual():
                 library.rl_add_residual(handle, op.scale)
+            case ops.LayerEmbed():
+                library.rl_add_layer_embed(
+                    handle, self._matrix(op.table), self._linear(op.projection, None),
+                    self._vector(op.gain), self._keep(norm_struct(op.norm)), op.width,
+                )  # fmt: skip
+            case ops.LayerInput():
+                library.rl_add_layer_input(
+                    handle, self._linear(op.gate, None), self._linear(op.up, None),
+                    self._keep(activation_struct(op.activation)), op.first,
+                )  # fmt: skip
+            case ops.ScaleHidden():
+                library.rl_add_scale_hidden(handle, self._vector(op.weight))
             case ops.Head():
                 library.rl_set_head(
                     handle, self._linear(op.weight, op.bias), op.scale, op.softcap or 0.0
@@ -363,8 +381,10 @@ class Program:
 
     def _add_moe(self, op: ops.MoE) -> None:
         self._moe[op.router.name] = self._library.rl_add_moe(
-            self._handle, BUFFERS[op.src], self._keep(routing_struct(op.routing, op.router)),
+            self._handle, BUFFERS[op.src], BUFFERS[op.router_src or op.src],
+            self._keep(routing_struct(op.routing, op.router)),
             self._linear(op.router, op.router_bias), self._vector(op.correction_bias),
+            self._vector(op.expert_scale),
             op.gate and self._stack(op.gate.name, op.gate_bias),
             self._stack(op.up.name, op.up_bias),
             self._stack(op.down.name, op.down_bias),

@@ -151,7 +151,7 @@ def _stages(weights: PackedWeights, layers: Sequence[ops.Op]) -> Iterator[Weight
     """One for each op with matrices that all tokens are multiplied with."""
     arrays: tuple[Bytes, ...] = ()
     for place, op in enumerate(layers):
-        found = () if isinstance(op, ops.Embed) else tuple(_arrays(weights, op))
+        found = tuple(_arrays(weights, op))
         if found and arrays:
             yield WeightStage(stop=place, arrays=arrays)
             arrays = ()
@@ -160,7 +160,7 @@ def _stages(weights: PackedWeights, layers: Sequence[ops.Op]) -> Iterator[Weight
 
 
 def _arrays(weights: PackedWeights, op: ops.Op) -> Iterator[Bytes]:
-    names = {use.weight.name for use in weight_uses(op)}
+    names = {use.weight.name for use in weight_uses(op) if not use.role.is_table}
     for name, matrices in weights.matrices.items():
         if name.partition("/")[0] in names:
             yield from (matrix.data for matrix in matrices)

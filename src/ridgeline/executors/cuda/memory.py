@@ -80,6 +80,8 @@ def _op_width(op: ops.Op) -> int:
             return 3 * op.projection.shape[0]
         case ops.LayerInput():
             return 2 * op.width
+        case ops.Xielu():
+            return 4 * op.width
         case ops.ScaleHidden() | ops.SendHidden() | ops.ReceiveHidden():
             return 0
         case ops.KeepFeatures() | ops.ReadFeatures() | ops.JoinFeatures():

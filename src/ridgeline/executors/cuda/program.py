@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.errors import EngineError
-from ridgeline.core.spec import NormScope, RopeSpec
+from ridgeline.core.spec import Activation, NormScope, RopeSpec
 from ridgeline.executors.cuda.attention import ModelAttention
 from ridgeline.executors.cuda.inputs import PassInput
 from ridgeline.executors.cuda.kernels import AttendSpec, Experts, Gain, Kernels
@@ -183,6 +183,8 @@ class CallList:
                 return first(b[op.src], at, activation=op.activation)
             out = first(b[op.src], at)
             gate, values = (None, out) if op.gate is None else out.chunk(2, dim=-1)
+            if op.activation is Activation.IDENTITY:
+                return values
             return self._kernels.activate(values, op.activation, gate)
 
         return inner
@@ -281,6 +283,9 @@ class CallList:
             case ops.GateUp():
                 inner = self._inner(op)
                 return lambda b, at: b.update(inner=inner(b, at))
+            case ops.Xielu():
+                four = [self._weights.tensors[w.name] for w in (op.rise, op.fall, op.beta, op.eps)]
+                return lambda b, _: b.update(inner=reference.xielu(b["inner"], *four))
             case ops.LayerEmbed():
                 return self._layer_embed(op)
             case ops.LayerInput():
@@ -416,8 +421,10 @@ class CallList:
         return call
 
     def _moe(self, op: ops.MoE) -> Call:
-        if op.gate is None:
-            raise EngineError("The cuda executor has no kernel for experts without gates.")
+        if op.gate is None or op.expert_scale is not None:
+            raise EngineError(
+                "The cuda executor has no kernel for experts with scales or without gates."
+            )
         matrices, tensor = self._weights.matrices, self._tensor
         router, bias = tensor(op.router), tensor(op.router_bias)
         assert router is not None
@@ -434,7 +441,7 @@ class CallList:
 
         def call(b: Buffers, _: PassInput) -> None:
             x_TD = b[op.src]
-            logits_TE = functional.linear(reference.wide(x_TD), router, bias)
+            logits_TE = functional.linear(reference.wide(b[op.router_src or op.src]), router, bias)
             b["h"] = self._kernels.experts(x_TD, logits_TE, experts)
 
         return call

@@ -21,8 +21,10 @@ def run_moe(
     x_TD: torch.Tensor,
     weight: Callable[[ops.Weight], torch.Tensor],
     group: "RankGroup | None",
+    router_TD: torch.Tensor,
 ) -> tuple[torch.Tensor, Array]:
-    """``[T, D]``: each token through its experts; and how many went to each, ``[E]``."""
+    """``[T, D]``: each token through its experts, which a router chooses by ``router_TD``; and how
+    many went to each, ``[E]``."""
 
     def optional(ref: ops.Weight | None) -> torch.Tensor | None:
         return None if ref is None else weight(ref)
@@ -30,12 +32,16 @@ def run_moe(
     # The router decides in full precision: a choice that rounding tips is another function.
     bias = optional(op.router_bias)
     logits_TE = functional.linear(
-        kernels.wide(x_TD),
+        kernels.wide(router_TD),
         kernels.wide(weight(op.router)),
         None if bias is None else kernels.wide(bias),
     )
-    correction_E = optional(op.correction_bias)
-    experts_Tk, weights_Tk = kernels.route(logits_TE, op.routing, correction_E=correction_E)
+    experts_Tk, weights_Tk = kernels.route(
+        logits_TE,
+        op.routing,
+        correction_E=optional(op.correction_bias),
+        scale_E=optional(op.expert_scale),
+    )
     parts: dict[str, Any] = {}
     if op.borders:
         assert group is not None

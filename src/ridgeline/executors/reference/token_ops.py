@@ -128,7 +128,10 @@ class TokenOps:
             case ops.LatentProject():
                 buffers["q"], buffers["k"] = latent.project(op, buffers[op.src], self._weight)
             case ops.MoE():
-                buffers["h"], counts = run_moe(op, buffers[op.src], self._weight, self._group)
+                routed = buffers[op.router_src or op.src]
+                buffers["h"], counts = run_moe(
+                    op, buffers[op.src], self._weight, self._group, routed
+                )
                 self.experts_read += int(np.count_nonzero(counts))
                 self.expert_tokens[op.router.name] = counts
             case ops.SharedExpert():
@@ -141,6 +144,9 @@ class TokenOps:
                 buffers["h"] = self._mlp(op, buffers[op.src])
             case ops.GateUp():
                 buffers["inner"] = self._gate_up(op, buffers[op.src])
+            case ops.Xielu():
+                numbers = map(self._weight, (op.rise, op.fall, op.beta, op.eps))
+                buffers["inner"] = kernels.xielu(buffers["inner"], *numbers)
             case ops.Down():
                 rows = self._linear(buffers["inner"], op.weight, op.bias)
                 if op.output_gate is not None:

@@ -50,6 +50,7 @@ class Buffer(IntEnum):
     KEY = 5
     VALUE = 6
     INNER = 7
+    LAYERS = 8
 
 
 class SpanKind(IntEnum):
@@ -159,6 +160,10 @@ class ActivationFunction(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("alpha", c_float), ("limit", c_float))
 
 
+class Xielu(ctypes.Structure):
+    _fields_ = (("rise", c_float), ("fall", c_float), ("beta", c_float), ("eps", c_float))
+
+
 class Routing(ctypes.Structure):
     _fields_ = (
         ("num_experts", c_int32),
@@ -257,7 +262,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_add_embed": (I32, (P, P, I32, F32, P, P)),
     "rl_add_norm": (I32, (P, I32, I32, P, P, P, I32)),
     "rl_add_qkv": (I32, (P, I32, P, P, P, F32)),
-    "rl_add_head_norm": (I32, (P, P, I32, P, P, I32, I32, I32)),
+    "rl_add_head_norm": (I32, (P, P, I32, *[P] * 4, *[I32] * 4)),
     "rl_add_rope": (I32, (P, *[I32] * 8)),
     "rl_add_kv_write": (I32, (P, I32, I32)),
     "rl_add_grow_queries": (I32, (P, F32, I32, I32)),
@@ -271,14 +276,18 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_add_out_project": (I32, (P, P)),
     "rl_add_mlp": (I32, (P, I32, I32, P, P, P, P, P)),
     "rl_add_gate_up": (I32, (P, I32, P, P, P)),
+    "rl_add_xielu": (I32, (P, P, I32)),
     "rl_add_down": (I32, (P, I32, P, I32, P)),
     "rl_set_group": (None, (P, P)),
     "rl_add_gather": (I32, (P, I32, P, I32)),
     "rl_add_gather_tokens": (I32, (P, P, I32)),
     "rl_set_gather_logits": (None, (P, P)),
-    "rl_add_moe": (I32, (P, I32, P, P, P, P, P, P, P, P)),
+    "rl_add_moe": (I32, (P, I32, I32, *[P] * 9)),
     "rl_add_add_shared": (I32, (P,)),
     "rl_add_residual": (I32, (P, F32)),
+    "rl_add_layer_embed": (I32, (P, P, P, P, P, I32)),
+    "rl_add_layer_input": (I32, (P, P, P, P, I32)),
+    "rl_add_scale_hidden": (I32, (P, P)),
     "rl_add_latent_project": (I32, (P, I32, P, P, P, P, P, I32, P)),
     "rl_add_latent_attend": (I32, (P, I32, I32, P, P, P, I32, I32)),
     "rl_add_rope_table": (I32, (P, P, I32, F32)),

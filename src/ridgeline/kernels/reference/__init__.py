@@ -11,6 +11,7 @@ from ridgeline.kernels.reference.elementwise import (
     grow_queries,
     softcap,
     wide,
+    xielu,
 )
 from ridgeline.kernels.reference.gated_delta import DeltaInputs, decay_factors, gated_delta
 from ridgeline.kernels.reference.latent_attention import (
@@ -49,4 +50,5 @@ __all__ = [
     "softcap",
     "visible",
     "wide",
+    "xielu",
 ]

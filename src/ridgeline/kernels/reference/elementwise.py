@@ -24,6 +24,17 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
             return functional.relu(x)
         case Activation.RELU_SQUARED:
             return functional.relu(x).square()
+        case Activation.IDENTITY:
+            return x
+
+
+def xielu(
+    x: torch.Tensor, rise: torch.Tensor, fall: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
+) -> torch.Tensor:
+    """`core.ops.Xielu`, elementwise (``XIELUActivation`` of transformers)."""
+    above = functional.softplus(rise) * x * x
+    below = (torch.expm1(torch.minimum(x, eps)) - x) * (beta + functional.softplus(fall))
+    return torch.where(x > 0, above, below) + beta * x
 
 
 def gated(

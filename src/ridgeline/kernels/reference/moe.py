@@ -22,11 +22,16 @@ _TINY = 1e-20  # keeps the sum of scores from zero, as DeepSeek-V3's own code do
 
 
 def route(
-    logits_TE: torch.Tensor, spec: RoutingSpec, *, correction_E: torch.Tensor | None = None
+    logits_TE: torch.Tensor,
+    spec: RoutingSpec,
+    *,
+    correction_E: torch.Tensor | None = None,
+    scale_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each token's experts ``[T, k]`` and their weights ``[T, k]``, in at least float32.
 
-    ``correction_E`` is added to the scores for the choice of experts, and not to their weights.
+    ``correction_E`` is added to the scores for the choice of experts, and not to their weights,
+    which ``scale_E`` multiplies.
     """
     logits = wide(logits_TE)
     scores = logits.softmax(-1) if spec.scoring is Scoring.SOFTMAX else logits.sigmoid()
@@ -37,6 +42,8 @@ def route(
     weights_Tk = scores.gather(-1, experts_Tk)
     if spec.normalised:
         weights_Tk = weights_Tk / (weights_Tk.sum(-1, keepdim=True) + _TINY)
+    if scale_E is not None:
+        weights_Tk = weights_Tk * wide(scale_E)[experts_Tk]
     return experts_Tk, weights_Tk * spec.scale
 
 

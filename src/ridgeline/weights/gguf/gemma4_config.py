@@ -46,6 +46,13 @@ def gemma4(keys: Keys, content: GGUFContent) -> Config:
     config = decoder(keys.with_values({_KV_HEADS: kv_heads[0], _MLP_WIDTH: widths[0]}))
     theta = config.pop("rope_theta")
     config.pop("partial_rotary_factor", None)
+    experts = keys.integer("expert_count", default=0, minimum=0)
+    if experts:
+        config |= {
+            "num_experts": experts,
+            "top_k_experts": keys.integer("expert_used_count"),
+            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        }
     if width and _LAYER_EMBED in names:
         config["vocab_size_per_layer_input"] = content.shape(_LAYER_EMBED)[0]
     return config | {
@@ -55,6 +62,7 @@ def gemma4(keys: Keys, content: GGUFContent) -> Config:
         "sliding_window": keys.integer(CONFIG_KEYS["sliding_window"]),
         "num_kv_shared_layers": shared,
         "use_double_wide_mlp": is_double,
+        "enable_moe_block": experts > 0,
         "attention_k_eq_v": with_values == {False},
         "attention_bias": "blk.0.attn_q.bias" in names,
         "final_logit_softcapping": keys.number(CONFIG_KEYS["final_logit_softcapping"], default=0.0)

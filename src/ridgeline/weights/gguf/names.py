@@ -94,6 +94,15 @@ _STACKED_GATE_UP: Mapping[str, tuple[str, ...]] = {
     "blk.{i}.ffn_gate_up_exps.weight": ("layers.{i}.experts.gate", "layers.{i}.experts.up")
 }
 _GATE_UP_EXPERTS = _layers(dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight"))
+_EXPERTS_BESIDE = _GATE_UP_EXPERTS | _layers(
+    {
+        "router_norm": "ffn_gate_inp.scale",
+        "expert_scale": "ffn_down_exps.scale",
+        "mlp_own_norm": "post_ffw_norm_1.weight",
+        "experts_norm": "pre_ffw_norm_2.weight",
+        "experts_own_norm": "post_ffw_norm_2.weight",
+    }
+)
 # Where the norm before the feed-forward network has the name of one behind attention.
 _OTHER_NORM = _layers({"mlp_norm": "post_attention_norm.weight"})
 _LATENT = _CORRECTED | _layers(
@@ -237,8 +246,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "falcon-h1": Architecture(tensors=_FALCON_H1, fused=_SCAN_FUSED),
     "gemma": Architecture(tensors=_LLAMA, fused={}, norm_offset=1.0),
     "gemma4": Architecture(
-        tensors=_WITH_POST_NORMS | _LAYER_INPUTS,
-        fused={},
+        tensors=_WITH_POST_NORMS | _LAYER_INPUTS | _EXPERTS_BESIDE,
+        fused=_STACKED_GATE_UP,
         in_config=_FREQS,
         # What layers that read K and V of others do not use.
         ignored=(r"blk\.\d+\.attn_([kv]|k_norm)\.weight",),
