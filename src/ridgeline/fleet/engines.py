@@ -19,6 +19,7 @@ from ridgeline.server.schemas.operations import EngineState
 _log = logging.getLogger(__name__)
 _PROBE_TIMEOUT_S = 2.0
 _MOST_STATE_BYTES = 64 << 10
+_ASSUMED_BYTES_PER_S = 125e6  # of KV, before any came
 _DECODER = msgspec.json.Decoder(EngineState)
 _UNKNOWN = EngineState(
     ready=True,
@@ -76,7 +77,13 @@ class RoutedEngine:
             price=state.price,
             pass_s=state.pass_s,
             max_seqs=state.max_seqs,
+            kv_tokens=state.kv_tokens,
         )
+
+    def source_bytes_per_s(self, other: "RoutedEngine") -> float:
+        """How fast KV comes to it from another engine; 0 if it cannot be read of that."""
+        rate = self.state.kv_sources.get(other.state.kv_name)
+        return 0.0 if rate is None else rate or _ASSUMED_BYTES_PER_S
 
     def lost(self, error: UpstreamError) -> None:
         """A request failed by the engine's fault: no other is sent before it answers a probe."""
@@ -97,9 +104,12 @@ class RoutedEngine:
         self._doubted.clear()
 
     @contextlib.contextmanager
-    def tracked(self, request: RoutedRequest) -> Iterator[TrackedRequest]:
-        """Count a request in the load until the block ends."""
-        tracked = self.tracker.begin(request.wanted, request.blocks)
+    def tracked(
+        self, request: RoutedRequest, *, is_computed: bool = False
+    ) -> Iterator[TrackedRequest]:
+        """Count a request in the load until the block ends; ``is_computed`` as `LoadTracker.begin`
+        has it."""
+        tracked = self.tracker.begin(request.wanted, request.blocks, is_computed=is_computed)
         self.breaker.begin()
         try:
             yield tracked

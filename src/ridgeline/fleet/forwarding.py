@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.fleet.engines import RoutedEngine
+from ridgeline.fleet.handing_over import SentTo
 from ridgeline.fleet.load import TrackedRequest
 from ridgeline.fleet.requests import RoutedRequest, end_to_end
 from ridgeline.fleet.router import Router
@@ -105,7 +106,8 @@ class Forwarding:
     """Sends a request to one engine after another, until there is a whole answer.
 
     Before the first byte of an answer it is sent anew; a stream of events goes on from what the
-    client has. What cannot go on ends with an error.
+    client has. What cannot go on ends with an error. So goes on, too, what one engine has begun so
+    that another goes on.
     """
 
     def __init__(self, router: Router, request: RoutedRequest, client: Client) -> None:
@@ -115,23 +117,25 @@ class Forwarding:
         self._refusal: WholeAnswer | None = None  # the last answer that another engine may not give
         self._num_continuations = 0
         self._broken_s: float | None = None  # since when the stream waits for an engine
+        self._source: RoutedEngine | None = None  # has computed the prompt, for another
         self.outcome = "completed"
         self.times = ForwardedTimes()
 
     async def run(self) -> None:
         """WholeAnswer the client, whatever becomes of engines."""
         self._router.budget.request()
-        while (engine := await self._next_engine()) is not None:
+        while (placed := await self._next()) is not None:
             try:
-                if await self._try(engine):
+                if await self._try(placed):
                     return
             except UpstreamError as error:
+                self._source = None
                 if not await self._is_worth_more(str(error)):
                     return
-            self._tried.append(engine)
+            self._tried.append(placed.engine)
         await self._give_up(_NONE_UP)
 
-    async def _next_engine(self) -> RoutedEngine | None:
+    async def _next(self) -> SentTo | None:
         """The next to be asked; where none takes requests, the first that does again, soon enough.
 
         A stream that has begun waits longer than a request that may be refused.
@@ -140,32 +144,42 @@ class Forwarding:
         has_begun = self._broken_s is not None
         if not has_begun and len(self._tried) >= _MOST_TRIES:
             return None
-        engine = router.choose(request, self._tried[-1:] if has_begun else self._tried)
-        if engine is not None or (self._refusal is not None and not has_begun):
-            return engine
+        if self._source is not None:
+            engine = router.next_after(request, self._source)
+        elif has_begun:
+            engine = router.choose(request, self._tried[-1:])
+        else:
+            placed = router.place(request, self._tried)
+            if placed is not None or self._refusal is not None:
+                return placed
+            engine = None
+        if engine is not None:
+            return SentTo(engine=engine)
         since_s = self._broken_s or asyncio.get_running_loop().time()
         wait_s = router.config.recover_s if has_begun else _SOON_S
-        return await router.wait_for(request, since_s + wait_s)
+        engine = await router.wait_for(request, since_s + wait_s)
+        return None if engine is None else SentTo(engine=engine)
 
-    async def _try(self, engine: RoutedEngine) -> bool:
+    async def _try(self, placed: SentTo) -> bool:
         """Whether the client has its answer.
 
         Raises:
             UpstreamError: the engine is lost.
         """
-        request = self._request
+        request, engine = self._request, placed.engine
         state = None if self._log.is_empty else encode(self._log.state())
-        with engine.tracked(request) as tracked:
+        with engine.tracked(request, is_computed=self._source is not None) as tracked:
             try:
                 attempt = await engine.pool.send(
-                    request.encoded(self._router.token, state), is_head=request.method == "HEAD"
+                    request.encoded(self._router.token, state, hands_over=placed.hands_over),
+                    is_head=request.method == "HEAD",
                 )
             except UpstreamError as error:
                 engine.lost(error)
                 raise
             engine.attempts.add(attempt)
             try:
-                return await self._answer(engine, attempt, tracked)
+                return await self._answer(placed, attempt, tracked)
             except UpstreamError as error:
                 engine.lost(error)
                 raise
@@ -173,9 +187,9 @@ class Forwarding:
                 engine.attempts.discard(attempt)
                 attempt.close()
 
-    async def _answer(
-        self, engine: RoutedEngine, attempt: Attempt, tracked: TrackedRequest
-    ) -> bool:
+    async def _answer(self, placed: SentTo, attempt: Attempt, tracked: TrackedRequest) -> bool:
+        engine, loop = placed.engine, asyncio.get_running_loop()
+        sent_s = loop.time()
         try:
             async with asyncio.timeout(self._router.config.answer_timeout_s):
                 head = await attempt.head
@@ -185,6 +199,9 @@ class Forwarding:
         fields = head.fields
         is_events = fields.get(b"content-type", b"").startswith(_EVENTS)
         if head.status == 200 and is_events:
+            if placed.alone_s and self._router.handing_over is not None:
+                roles = self._router.handing_over.roles
+                roles.note_seconds(placed.alone_s, loop.time() - sent_s)
             return await self._stream(engine, attempt, head)
         length = fields.get(b"content-length", b"0" if self._request.method == "HEAD" else b"")
         is_short = length.isdigit() and int(length) <= MOST_WHOLE_BYTES
@@ -233,7 +250,9 @@ class Forwarding:
         client, log = self._client, self._log
         if self._broken_s is not None:
             self._broken_s = None
-            self._router.continuations.inc()
+            moved = self._router.continuations
+            (moved if self._source is None else self._router.handovers).inc()
+            self._source = None
         attempt.may_not_fall_silent = True
         await attempt.begun
         engine.breaker.succeed()
@@ -252,8 +271,17 @@ class Forwarding:
         except ValueError as error:
             raise UpstreamError(str(error)) from None
         await attempt.ended
+        if log.is_handed_over:
+            log.is_handed_over = False
+            if not (log.is_empty or log.can_go_on):
+                await self._give_up("The stream cannot go on: its events cannot be read.")
+                return True
+            self._source, self._broken_s = engine, asyncio.get_running_loop().time()
+            return False
         self.times.output_tokens = log.num_marks
         self._note_engine(engine)
+        if self._router.handing_over is not None and log.num_tokens:
+            self._router.handing_over.roles.note_output(log.num_tokens)
         if log.error is not None:
             if _may_pass(log.error):
                 raise UpstreamError("The engine failed.")

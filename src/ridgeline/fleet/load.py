@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.fleet.policies import EngineChoice, EngineLoad, Wanted
+from ridgeline.fleet.policies import MOST_TOKENS, EngineChoice, EngineLoad, Wanted
 from ridgeline.fleet.prefixes import PrefixView
 from ridgeline.scheduler.pricing import LinearPrice
 
@@ -19,9 +19,12 @@ class LoadTracker:
         """In progress."""
         return self.num_pending + self.num_running
 
-    def begin(self, wanted: Wanted, blocks: Sequence[bytes]) -> "TrackedRequest":
-        """A request is sent, whose prompt has these blocks."""
-        return TrackedRequest(self, wanted, blocks)
+    def begin(
+        self, wanted: Wanted, blocks: Sequence[bytes], *, is_computed: bool = False
+    ) -> "TrackedRequest":
+        """A request is sent, whose prompt has these blocks. ``is_computed``: by another engine, of
+        which this one reads."""
+        return TrackedRequest(self, wanted, blocks, is_computed=is_computed)
 
     def choice(
         self,
@@ -31,12 +34,14 @@ class LoadTracker:
         price: LinearPrice,
         pass_s: float,
         max_seqs: int,
+        kv_tokens: int = MOST_TOKENS,
     ) -> EngineChoice:
         """The engine as policies see it, for a prompt with these blocks."""
         load = EngineLoad(
             price=price,
             pass_s=pass_s,
             max_seqs=max_seqs,
+            kv_tokens=kv_tokens,
             pending_tokens=self.pending_tokens,
             num_pending=self.num_pending,
             num_running=self.num_running,
@@ -48,10 +53,12 @@ class LoadTracker:
 class TrackedRequest:
     """A request at an engine, counted in its load until it ends."""
 
-    def __init__(self, tracker: LoadTracker, wanted: Wanted, blocks: Sequence[bytes]) -> None:
+    def __init__(
+        self, tracker: LoadTracker, wanted: Wanted, blocks: Sequence[bytes], *, is_computed: bool
+    ) -> None:
         self._tracker = tracker
         self._tokens = wanted.prompt_tokens + wanted.output_tokens // 2
-        cached = tracker.prefixes.cached_tokens(blocks)
+        cached = wanted.prompt_tokens if is_computed else tracker.prefixes.cached_tokens(blocks)
         self._pending = max(1, wanted.prompt_tokens - cached)
         self._runs = False
         tracker.num_pending += 1

@@ -13,6 +13,7 @@ from ridgeline.scheduler.pricing import LinearPrice
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
+MOST_TOKENS = 1 << 62
 PolicyName = Literal["price", "least-loaded", "prefix", "session", "round-robin"]
 
 
@@ -22,12 +23,14 @@ class EngineLoad:
 
     ``pending_tokens``: of the prompts of ``num_pending`` requests without a first token, those that
     are not cached. ``num_running`` requests decode, over ``context_tokens`` together.
-    ``pass_s``: of a step, before anything is in it. ``max_seqs`` run at once.
+    ``pass_s``: of a step, before anything is in it. ``max_seqs`` run at once, and ``kv_tokens`` of
+    KV are held.
     """
 
     price: LinearPrice
     pass_s: float
     max_seqs: int
+    kv_tokens: int = MOST_TOKENS
     pending_tokens: int = 0
     num_pending: int = 0
     num_running: int = 0
@@ -73,6 +76,7 @@ class LoadColumns:
     token_s: Floats
     pair_s: Floats
     max_seqs: Integers
+    kv_tokens: Integers
     pending_tokens: Integers
     num_pending: Integers
     num_running: Integers
@@ -83,8 +87,8 @@ class LoadColumns:
     def of_choices(cls, choices: Sequence[EngineChoice]) -> "LoadColumns":
         rows = [
             (load.pass_s, load.price.token_s, load.price.pair_s, load.max_seqs,
-             load.pending_tokens, load.num_pending, load.num_running, load.context_tokens,
-             each.cached_tokens)
+             load.kv_tokens, load.pending_tokens, load.num_pending, load.num_running,
+             load.context_tokens, each.cached_tokens)
             for each in choices
             for load in [each.load]
         ]  # fmt: skip

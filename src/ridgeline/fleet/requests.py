@@ -10,7 +10,13 @@ from ridgeline.fleet.policies import Wanted
 from ridgeline.fleet.prefixes import BYTES_PER_TOKEN, prefix_blocks
 from ridgeline.fleet.upstream import UNREADABLE
 from ridgeline.server.app import api_operations
-from ridgeline.server.continuation import HEADERS, ROUTER_KEY, STATE_BYTES, STREAM_SEED
+from ridgeline.server.continuation import (
+    HAND_OVER,
+    HEADERS,
+    ROUTER_KEY,
+    STATE_BYTES,
+    STREAM_SEED,
+)
 
 _OPERATIONS = api_operations()
 GENERATING = frozenset(each.path for each in _OPERATIONS if each.generates)
@@ -45,6 +51,9 @@ class _Body(msgspec.Struct):
     extra_body: _Extra | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    stream: bool | None = None
+    n: int | None = None
+    best_of: int | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -61,7 +70,7 @@ def end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 @dataclass(slots=True, kw_only=True)
 class RoutedRequest:
     """A request that is whole. ``blocks`` are the keys of its prompt (`prefix_blocks`);
-    ``names_cache``: it goes on from a cached content.
+    ``names_cache``: it goes on from a cached content; ``is_one_stream``: one output is streamed.
 
     ``seed`` is for sampling where the request has none, so that every engine draws the same.
     """
@@ -75,6 +84,7 @@ class RoutedRequest:
     wanted: Wanted = _SOMETHING
     blocks: list[bytes] = field(default_factory=list)
     names_cache: bool = False
+    is_one_stream: bool = False
 
     def __post_init__(self) -> None:
         if not self.generates or self.method != "POST":
@@ -88,6 +98,8 @@ class RoutedRequest:
         places = (body, extra, extra.google or _Google())
         self.names_cache = any(each.cached_content for each in places)
         prompt = bytes(body.messages) or bytes(body.prompt)
+        is_one = body.n in (None, 1) and body.best_of in (None, 1)
+        self.is_one_stream = bool(body.stream) and is_one
         caller = fields.get(b"authorization", b"") + b"\0" + fields.get(b"x-api-key", b"")
         salt = f"{body.model}\0{body.cache_salt}\0".encode("utf-8", "surrogatepass") + caller
         self.blocks = prefix_blocks(prompt, salt)
@@ -129,10 +141,19 @@ class RoutedRequest:
         """Whether to send it twice changes nothing."""
         return self.method in ("GET", "HEAD") or not self.is_kept
 
-    def encoded(self, token: bytes | None, state: bytes | None = None) -> bytes:
+    @property
+    def may_be_handed_over(self) -> bool:
+        """Whether an engine may end it with its first token, for another one to go on."""
+        goes_on = self.is_one_stream and self.is_continued and self.wanted.output_tokens > 1
+        return goes_on and not self.is_for_first
+
+    def encoded(
+        self, token: bytes | None, state: bytes | None = None, *, hands_over: bool = False
+    ) -> bytes:
         """The request as an engine gets it, from a router that shows ``token``.
 
-        ``state``: how far another engine has come with its stream.
+        ``state``: how far another engine has come with its stream; ``hands_over``: it ends with its
+        first token.
         """
         lines = [b"%b %b HTTP/1.1\r\n" % (self.method.encode(), self.target)]
         lines += [
@@ -143,6 +164,8 @@ class RoutedRequest:
         body = self.body
         if token is not None and self.generates:
             ours: Mapping[bytes, bytes] = {ROUTER_KEY: token, STREAM_SEED: b"%d" % self.seed}
+            if hands_over:
+                ours = {**ours, HAND_OVER: b"1"}
             if state is not None:
                 ours = {**ours, STATE_BYTES: b"%d" % len(state)}
                 body = state + body

@@ -15,6 +15,7 @@ from ridgeline.fleet.body_memory import BodyMemory
 from ridgeline.fleet.breaker import RetryBudget
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.engines import RoutedEngine
+from ridgeline.fleet.handing_over import HandingOver, SentTo
 from ridgeline.fleet.policies import POLICIES
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.upstream import UpstreamPool
@@ -51,6 +52,10 @@ class Router(Collector):
         self.retries = self._counter("retries", "Requests sent again before their first byte.")
         self.continuations = self._counter("continuations", "Streams that went on elsewhere.")
         self._watched: list[Callable[[], list[Metric]]] = []
+        self.handovers = self._counter("handovers", "Streams that went on after another's prompt.")
+        self.handing_over: HandingOver | None = None
+        if config.disaggregate != "off":
+            self.handing_over = HandingOver(always=config.disaggregate == "always")
         self.registry.register(self)
         self._models: tuple[str, ...] = ()
         self._refuses_open = not is_loopback(config.host)
@@ -126,17 +131,39 @@ class Router(Collector):
     ) -> RoutedEngine | None:
         """The best engine of those that take requests and were not ``tried``; ``None`` if there is
         none. What one engine keeps is asked of the first."""
+        return self._best(request, self._able(request, tried))
+
+    def place(self, request: RoutedRequest, tried: Collection[RoutedEngine]) -> SentTo | None:
+        """As `choose`, and whether the request is to end there with its first token."""
+        able = self._able(request, tried)
+        engine = self._best(request, able)
+        if engine is None:
+            return None
+        if self.handing_over is None or not able[1:] or not request.generates:
+            return SentTo(engine=engine)
+        now_s = asyncio.get_running_loop().time()
+        return self.handing_over.place(request, able, able.index(engine), now_s)
+
+    def next_after(self, request: RoutedRequest, source: RoutedEngine) -> RoutedEngine | None:
+        """Where a request goes on that was to be handed over, and whose prompt ``source`` has
+        computed; ``None`` if no engine takes it."""
+        able = self._able(request, ())
+        if self.handing_over is None or source not in able:
+            return self._best(request, able)
+        now_s = asyncio.get_running_loop().time()
+        return self.handing_over.next(request, able, source, now_s)
+
+    def _able(self, request: RoutedRequest, tried: Collection[RoutedEngine]) -> list[RoutedEngine]:
         now_s = asyncio.get_running_loop().time()
         engines = self.engines[:1] if request.is_for_first else self.engines
-        able = {
-            each.name: each for each in engines if each not in tried and each.takes_requests(now_s)
-        }
-        if not able:
-            return None
-        if len(able) == 1:
-            return next(iter(able.values()))
-        candidates = [each.candidate(request) for each in able.values()]
-        return able[self.policy.ranked(request.wanted, candidates)[0].name]
+        return [each for each in engines if each not in tried and each.takes_requests(now_s)]
+
+    def _best(self, request: RoutedRequest, able: list[RoutedEngine]) -> RoutedEngine | None:
+        if not able[1:]:
+            return able[0] if able else None
+        by_name = {each.name: each for each in able}
+        candidates = [each.candidate(request) for each in able]
+        return by_name[self.policy.ranked(request.wanted, candidates)[0].name]
 
     async def wait_for(self, request: RoutedRequest, deadline_s: float) -> RoutedEngine | None:
         """The best engine as soon as there is one; ``None`` if there is none in time."""

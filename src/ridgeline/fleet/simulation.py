@@ -1,8 +1,8 @@
 """Replicas on one virtual clock: the engine's scheduler in each, a router before them."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 
@@ -11,7 +11,7 @@ import numpy as np
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import StepPrice
-from ridgeline.core.request import RequestTimings
+from ridgeline.core.request import Request, RequestTimings
 from ridgeline.core.result import SegmentResult, StepResult, StepTimings
 from ridgeline.engine.summary import linear_price, step_curve
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
@@ -109,7 +109,7 @@ class SimulatedFleet:
         self._price = machine.linear
         self.replicas: list[SimulatedReplica] = []
         self._taking: list[SimulatedReplica] = []
-        self._columns = _columns(0, self._price, 1)
+        self._columns = _columns(0, self._price, machine.settings)
         self._due: list[tuple[float, int]] = []  # when a replica is to be run, and its number
         self._num_sent = 0
 
@@ -130,11 +130,7 @@ class SimulatedFleet:
         self.run_until(arrival.arrival_s)
         number, self._num_sent = self._num_sent, self._num_sent + 1
         wanted, blocks = _wanted(arrival), _blocks(number, arrival)
-        replica = self._choose(arrival, wanted, blocks)
-        replica.run_until(arrival.arrival_s)
-        replica.add(number, arrival, wanted, blocks)
-        self._note(replica)
-        return replica
+        return self._place(number, arrival, wanted, blocks)
 
     def run_until(self, time_s: float) -> None:
         """Run the steps that begin before a time, as far as a router sees them."""
@@ -168,6 +164,15 @@ class SimulatedFleet:
             hit_share=hits / max(1, sum(arrival.prompt_tokens for arrival in arrivals)),
         )
 
+    def _place(
+        self, number: int, arrival: Arrival, wanted: Wanted, blocks: Sequence[bytes]
+    ) -> "SimulatedReplica":
+        replica = self._choose(arrival, wanted, blocks)
+        replica.run_until(arrival.arrival_s)
+        replica.add(number, arrival, wanted, blocks)
+        self._note(replica)
+        return replica
+
     def _choose(
         self, arrival: Arrival, wanted: Wanted, blocks: Sequence[bytes]
     ) -> "SimulatedReplica":
@@ -186,8 +191,7 @@ class SimulatedFleet:
 
     def _route_to(self, replicas: list["SimulatedReplica"]) -> None:
         self._taking, self._names = replicas, [replica.name for replica in replicas]
-        max_seqs = self._machine.settings.max_num_seqs
-        self._columns = _columns(len(replicas), self._price, max_seqs)
+        self._columns = _columns(len(replicas), self._price, self._machine.settings)
         for row, replica in enumerate(replicas):
             replica.show(self._columns, row)
 
@@ -204,15 +208,14 @@ class SimulatedReplica:
         self.account = PhaseSeconds(machine.price)
         self.executor = _PlanClock(machine, self.account, self.clock)
         self.scheduler = Scheduler(machine.settings, price=machine.price, clock=self.clock)
-        self._tracker = LoadTracker()
-        settings = machine.settings
-        kv_tokens = min(settings.num_blocks, default=0) * settings.block_tokens
-        self._tracker.prefixes.renew("simulated", kv_tokens)
-        self._open: dict[Sample, _OpenRequest] = {}
+        self.tracker = LoadTracker()
+        self.tracker.prefixes.renew("simulated", _kv_tokens(machine.settings))
+        self._open: dict[Sample, OpenRequest] = {}
         self._flights: deque[tuple[StepPlan, StepResult, float, float]] = deque()
         self._shown: tuple[LoadColumns, int] | None = None
         self.due_s = inf
         self.answers: list[RequestTiming] = []
+        self.on_done: Callable[[RequestTiming], None] | None = None
 
     @property
     def num_open(self) -> int:
@@ -221,11 +224,11 @@ class SimulatedReplica:
 
     def cached_tokens(self, blocks: Sequence[bytes]) -> int:
         """As the router believes."""
-        return self._tracker.prefixes.cached_tokens(blocks)
+        return self.tracker.prefixes.cached_tokens(blocks)
 
     def choice(self, blocks: Sequence[bytes], price: LinearPrice) -> EngineChoice:
         """Itself as policies see it."""
-        return self._tracker.choice(
+        return self.tracker.choice(
             self.name,
             blocks,
             price=price,
@@ -238,14 +241,78 @@ class SimulatedReplica:
         self._shown = columns, row
         self._update_shown()
 
-    def add(self, number: int, arrival: Arrival, wanted: Wanted, blocks: Sequence[bytes]) -> None:
-        """A request comes, at the time to which this replica has run."""
+    def add(
+        self,
+        number: int,
+        arrival: Arrival,
+        wanted: Wanted,
+        blocks: Sequence[bytes],
+        *,
+        begun_at: Callable[[float], None] | None = None,
+        handed_over: Callable[["OpenRequest", float], None] | None = None,
+    ) -> None:
+        """A request comes, at the time to which this replica has run.
+
+        ``begun_at`` is called with the time of its first token. Where there is ``handed_over``, it
+        ends with that here, and this is called with what is known of it, and the time.
+        """
         self.clock.advance_to(arrival.arrival_s)
-        tracked = self._tracker.begin(wanted, blocks)
-        (sample,) = self.scheduler.add(request_of(number, arrival), None)
-        self._open[sample] = _OpenRequest(arrival, tracked)
+        request = request_of(number, arrival)
+        if handed_over is not None:
+            request = replace(request, params=replace(request.params, max_tokens=1))
+        tracked = self.tracker.begin(wanted, blocks)
+        opened = OpenRequest(number, arrival, tracked, begun_at=begun_at, handed_over=handed_over)
+        self._open_request(request, opened)
+
+    def take_over(
+        self, begun: "OpenRequest", wanted: Wanted, blocks: Sequence[bytes], now_s: float
+    ) -> None:
+        """Go on with a request whose KV has come from another replica, as far as there is room."""
+        self.clock.advance_to(now_s)
+        arrival = begun.arrival
+        request = request_of(begun.number, arrival)
+        request = replace(
+            request,
+            prompt_token_ids=(*request.prompt_token_ids, 1),
+            params=replace(request.params, max_tokens=arrival.output_tokens - 1),
+            cache_key=request.cache_key or b"own %d" % begun.number,
+        )
+        self._import_kv(request)
+        tracked = self.tracker.begin(wanted, blocks, is_computed=True)
+        self._open_request(
+            request,
+            OpenRequest(begun.number, arrival, tracked, begun.started_s, begun.first_s, 1),
+        )
+
+    def _open_request(self, request: Request, opened: "OpenRequest") -> None:
+        (sample,) = self.scheduler.add(request, None)
+        self._open[sample] = opened
         self._update_shown()
         self.due_s = self.clock()
+
+    def _import_kv(self, request: Request) -> None:
+        """Put the whole blocks of a prompt into the prefix cache, as a load out of a tier does."""
+        cache, key = self.scheduler.prefix_cache, request.cache_key
+        tokens, size = request.prompt_token_ids, cache.block_tokens
+        assert key is not None
+        for pool in cache.pools:
+            pool.now_s = self.clock()
+        match = cache.match(key, tokens)
+        held = [list(table) for table in match.tables]
+        for pool, table in zip(cache.pools, match.tables, strict=True):
+            pool.share(table)
+        node = match.nodes[-1] if match.nodes else None
+        for start in range(len(match.nodes) * size, len(tokens) - size, size):
+            if not all(pool.num_free for pool in cache.pools):
+                break
+            blocks = [pool.allocate(1)[0] for pool in cache.pools]
+            for table, block in zip(held, blocks, strict=True):
+                table.append(block)
+            node = cache.insert(key, node, tokens[start : start + size], blocks)
+            if node is None:
+                break
+        for pool, table in zip(cache.pools, held, strict=True):
+            pool.release(table)
 
     def run_until(self, time_s: float) -> None:
         """Run the steps that begin before a time; decode steps are replayed up to it."""
@@ -262,7 +329,7 @@ class SimulatedReplica:
                 clock.advance(scheduler.wait_s)
         if not self._open:
             self.due_s = inf
-        elif self._tracker.num_pending or not num_tokens == num_decoding == len(self._open):
+        elif self.tracker.num_pending or not num_tokens == num_decoding == len(self._open):
             self.due_s = clock()
         else:
             left = min(sample.max_length - len(sample.token_ids) for sample in self._open)
@@ -284,11 +351,14 @@ class SimulatedReplica:
         now_s, has_changed = self.clock(), False
         for sample, _, tokens, _ in self.scheduler.update(plan, result):
             request = self._open[sample]
-            if request.first_s is None:
+            if not request.is_running:
                 request.started_s = min(request.started_s, started_s)
                 if tokens:
-                    request.first_s, has_changed = now_s, True
+                    request.is_running = has_changed = True
+                    request.first_s = now_s if request.first_s is None else request.first_s
                     request.tracked.start()
+                    if request.begun_at is not None:
+                        request.begun_at(now_s)
             if sample.is_finished:
                 has_changed = True
                 self._end(sample, now_s)
@@ -301,9 +371,13 @@ class SimulatedReplica:
     def _end(self, sample: Sample, now_s: float) -> None:
         request = self._open.pop(sample)
         request.tracked.end()
+        if request.handed_over is not None:
+            request.handed_over(request, now_s)
+            return
         arrival, first_s = request.arrival, request.first_s
         ttft_s = None if first_s is None else first_s - arrival.arrival_s
-        elapsed_s, num_tokens = now_s - arrival.arrival_s, sample.num_output_tokens
+        elapsed_s = now_s - arrival.arrival_s
+        num_tokens = request.num_before + sample.num_output_tokens
         has_rate = ttft_s is not None and num_tokens > 1
         timings = RequestTimings(
             queue_s=request.started_s - arrival.arrival_s,
@@ -312,10 +386,12 @@ class SimulatedReplica:
             end_to_end_s=elapsed_s,
         )
         self.answers.append(RequestTiming(arrival=arrival, timings=timings, done_s=now_s))
+        if self.on_done is not None:
+            self.on_done(self.answers[-1])
 
     def _update_shown(self) -> None:
         if self._shown is not None:
-            (columns, row), tracker = self._shown, self._tracker
+            (columns, row), tracker = self._shown, self.tracker
             columns.num_pending[row] = tracker.num_pending
             columns.pending_tokens[row] = tracker.pending_tokens
             columns.num_running[row] = tracker.num_running
@@ -323,11 +399,19 @@ class SimulatedReplica:
 
 
 @dataclass(slots=True)
-class _OpenRequest:
+class OpenRequest:
+    """A request at a replica. ``num_before`` tokens of its output another one has made; for
+    ``handed_over`` see `SimulatedReplica.add`."""
+
+    number: int
     arrival: Arrival
     tracked: TrackedRequest
     started_s: float = inf
     first_s: float | None = None
+    num_before: int = 0
+    begun_at: Callable[[float], None] | None = None
+    handed_over: Callable[["OpenRequest", float], None] | None = None
+    is_running: bool = False
 
 
 class _PlanClock:
@@ -357,13 +441,18 @@ class _PlanClock:
         return result, self.free_s
 
 
-def _columns(count: int, price: LinearPrice, max_seqs: int) -> LoadColumns:
+def _kv_tokens(settings: SchedulerConfig) -> int:
+    return min(settings.num_blocks, default=0) * settings.block_tokens
+
+
+def _columns(count: int, price: LinearPrice, settings: SchedulerConfig) -> LoadColumns:
     counts = np.zeros((5, count), np.int64)
     return LoadColumns(
         np.full(count, price.pass_s),
         np.full(count, price.token_s),
         np.full(count, price.pair_s),
-        np.full(count, max_seqs),
+        np.full(count, settings.max_num_seqs),
+        np.full(count, _kv_tokens(settings)),
         *counts,
     )
 

@@ -38,7 +38,8 @@ class StreamLog:
 
     Events pass whole: half an event is held back, so that what the client has ends at one. While
     all goes well they are only kept, and read in batches of 64 KiB or when the engine is lost.
-    A stream of events that cannot be read passes as well, and cannot go on.
+    A stream of events that cannot be read passes as well, and cannot go on. ``num_tokens``
+    are those that the marks name; ``is_handed_over``: it ended so that another engine goes on.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class StreamLog:
         self._has_events = self._is_unreadable = False
         self.num_marks = 0  # one for each piece of the output, mostly a token
         self.is_done = self.is_handed_over = False
+        self.num_tokens = 0
         self.error: bytes | None = None
 
     def take(self, data: bytes) -> bytes:
@@ -85,9 +87,10 @@ class StreamLog:
             self.is_done = True
         if MARK not in events:
             return events
-        events, num_marks = _MARKS.subn(b"", events)
+        shown, num_marks = _MARKS.subn(b"", events)
         self.num_marks += num_marks  # of which the text of an answer has none
-        return events
+        self.num_tokens += num_marks + events.count(b",") - shown.count(b",")
+        return shown
 
     def drop_half(self) -> None:
         """The stream has broken off: what it sent of an event is worth nothing."""
