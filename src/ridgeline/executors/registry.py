@@ -117,7 +117,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
     _check_shared_kv(models, config, traits)
     if config.launcher != "local" and config.workers == 0:
         raise SettingsError(
-            "launcher ray starts workers, and ranks with tensor_parallel_size or "
+            "launcher ray starts workers and replicas, and ranks with tensor_parallel_size or "
             "expert_parallel_size alone share one machine: set workers, and "
             "pipeline_parallel_size to one more."
         )

@@ -10,7 +10,7 @@ import sys
 from ridgeline.core import wire
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.host import die_with
-from ridgeline.fleet.replicas import ReplicaStart
+from ridgeline.fleet.replica import ReplicaStart
 from ridgeline.server.serving import serve
 
 
@@ -19,7 +19,8 @@ def main() -> int:
     die_with(int(sys.argv[1]))
     (size,) = struct.unpack("<I", sys.stdin.buffer.read(4))
     start = wire.decode(sys.stdin.buffer.read(size), ReplicaStart)
-    os.sched_setaffinity(0, start.processors)
+    if start.processors:
+        os.sched_setaffinity(0, start.processors)
     try:
         serve(start.engine, start.server, announce=lambda _: None, on_listening=_tell)
     except RidgelineError as error:

@@ -1,28 +1,25 @@
 """``serve --replicas N``: engines of one machine as servers of their own, behind one port."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
-import struct
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from heapq import heappop, heappush
 from pathlib import Path
 
-import msgspec
-
-from ridgeline.core import wire
 from ridgeline.core.config import DEFAULT_KV_SHARE, EngineConfig
 from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.core.host import available_memory_bytes
+from ridgeline.core.ray_cluster import check_ray
+from ridgeline.core.settings.parallel import WITHOUT_RAY
 from ridgeline.executors import default_executor, executor_traits
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.policies import PolicyName
+from ridgeline.fleet.ray_replica import ReplicaOnRay, check_reachable
+from ridgeline.fleet.replica import ReplicaProcess, ReplicaStart
 from ridgeline.fleet.router import Router
 from ridgeline.fleet.serving import run
 from ridgeline.server.config import ServerConfig
@@ -31,17 +28,6 @@ from ridgeline.server.keys import KeyRing
 from ridgeline.server.serving import Announce, check_certificate, open_listener
 
 _log = logging.getLogger(__name__)
-_FIRST_WAIT_S = 0.5
-_LONGEST_WAIT_S = 30.0
-_END_S = 5.0  # more than they take to drain
-
-
-class ReplicaStart(msgspec.Struct):
-    """What a replica's process is told: settings, and the processors that it may use."""
-
-    engine: EngineConfig
-    server: ServerConfig
-    processors: tuple[int, ...]
 
 
 def serve_replicas(
@@ -74,6 +60,11 @@ def serve_replicas(
         )
     if engine_config.kv_peer_address is not None:
         raise SettingsError("kv_peer_address is of one engine; replicas may share kv_redis_url.")
+    if engine_config.launcher == "ray":
+        check_reachable(config)
+        check_ray()
+        if engine_config.workers:
+            raise SettingsError("A replica on a node of Ray's is one machine: leave workers out.")
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
     with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:  # mode 0700
@@ -96,7 +87,7 @@ async def _serve(
     with closing(open_listener(config)) as listener:
         port = listener.getsockname()[1]
         most = max_count or count
-        local = LocalReplicas(replica_starts(engine_config, config, most, port=port))
+        local = OwnReplicas(make_replicas(engine_config, config, most, port=port))
         loop = asyncio.get_running_loop()
         try:
             begin_s = loop.time()
@@ -119,9 +110,26 @@ async def _serve(
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
             )
-            await run(Router(router), listener, announce, on_listening, replicas=local)
+            local.router = Router(router)
+            await run(local.router, listener, announce, on_listening, replicas=local)
         finally:
             await local.close()
+
+
+def make_replicas(
+    engine_config: EngineConfig, config: ServerConfig, count: int, *, port: int
+) -> list[ReplicaProcess]:
+    """Those of a router on ``port``, none of them started. Of those that Ray starts the first is on
+    this machine, since it has the data folder."""
+    if engine_config.launcher == "local":
+        return [
+            ReplicaProcess(each) for each in replica_starts(engine_config, config, count, port=port)
+        ]
+    own = replace(engine_config, **WITHOUT_RAY)
+    (first,) = replica_starts(own, config, 1, port=port)
+    other = replace(config, port=0, ssl_keyfile=None, ssl_certfile=None)
+    others = [ReplicaStart(engine=engine_config, server=other) for _ in range(1, count)]
+    return [ReplicaProcess(first), *map(ReplicaOnRay, others)]
 
 
 def replica_starts(
@@ -152,107 +160,52 @@ def replica_starts(
     return starts
 
 
-class LocalReplicas:
-    """Replicas on this machine: each has one of the ``starts`` until it has ended."""
+class OwnReplicas:
+    """The replicas of one router: those that run, and those that may be started.
 
-    def __init__(self, starts: Sequence[ReplicaStart]) -> None:
-        self._starts, self._free = starts, list(range(len(starts)))
-        self._running: dict[str, tuple[int, _Replica]] = {}
+    ``router``, once there is one, is told when a replica that was lost runs on at another URL.
+    """
+
+    router: Router | None = None
+
+    def __init__(self, replicas: Sequence[ReplicaProcess]) -> None:
+        self._free = list(enumerate(replicas))  # the first of these goes first
+        self._running: list[tuple[int, ReplicaProcess]] = []
 
     async def start(self) -> str:
-        """Start one on the first free part of the machine; returns its URL once it listens.
+        """Start the first that does not run; returns its URL once it listens.
 
         Raises:
-            EngineError: it ended before, or all parts are taken.
+            EngineError: it ended before, or all run.
         """
         if not self._free:
-            raise EngineError("No part of this machine is left for another replica.")
-        number = heappop(self._free)
-        replica = _Replica(msgspec.structs.replace(self._starts[number]))
+            raise EngineError("There is no place left for another replica.")
+        self._free.sort(key=lambda each: each[0])
+        number, replica = self._free.pop(0)
         try:
             url = await replica.start()
         except BaseException:
             await replica.end()
-            heappush(self._free, number)
+            self._free.append((number, replica))
             raise
-        replica.keep()
-        self._running[url] = number, replica
+        replica.keep(self._moved)
+        self._running.append((number, replica))
         return url
 
     async def end(self, url: str) -> None:
-        """Let one drain, end it, and have its part of the machine back."""
-        if (found := self._running.pop(url, None)) is not None:
-            number, replica = found
-            await replica.end()
-            heappush(self._free, number)
+        """Let one drain, end it, and have its place back."""
+        for each in [each for each in self._running if each[1].url == url]:
+            self._running.remove(each)
+            await each[1].end()
+            self._free.append(each)
 
     async def close(self) -> None:
         """End all."""
-        await asyncio.gather(*map(self.end, tuple(self._running)))
+        await asyncio.gather(*(self.end(replica.url) for _, replica in tuple(self._running)))
 
-
-class _Replica:
-    """A server process, which is started again on its port when it ends."""
-
-    def __init__(self, start: ReplicaStart) -> None:
-        self._start = start
-        self._process: asyncio.subprocess.Process | None = None
-        self._keeping: asyncio.Task[None] | None = None
-
-    async def start(self) -> str:
-        """Start it; returns its URL once it listens.
-
-        Raises:
-            EngineError: it ended before.
-        """
-        command = [sys.executable, "-P", *["-O"] * sys.flags.optimize]
-        command += ["-m", "ridgeline.fleet.replica_main", str(os.getpid())]
-        pipe = asyncio.subprocess.PIPE
-        # In a session of its own: Ctrl-C at a terminal does not reach it.
-        self._process = process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, start_new_session=True
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        data = wire.encode(self._start)
-        process.stdin.write(struct.pack("<I", len(data)) + data)
-        line = (await process.stdout.readline()).decode().strip()
-        if not line.startswith("http"):
-            raise EngineError(line or "A replica's process ended as it started.")
-        server = replace(self._start.server, port=int(line.rpartition(":")[2]))
-        self._start.server = server  # from now on the same port
-        return line
-
-    def keep(self) -> None:
-        """From now on start it again whenever it ends."""
-        self._keeping = asyncio.create_task(self._keep())
-
-    async def _keep(self) -> None:
-        wait_s = _FIRST_WAIT_S
-        while True:
-            assert self._process is not None
-            code = await self._process.wait()
-            _log.error("A replica has ended with code %d; it is started again.", code)
-            await asyncio.sleep(wait_s)
-            try:
-                await self.start()
-                wait_s = _FIRST_WAIT_S
-            except (EngineError, OSError) as error:  # of the system: no memory, no files
-                _log.error("A replica cannot be started: %s", error)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-
-    async def end(self) -> None:
-        """Let it drain, and end it if it does not."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), self._start.server.drain_s + _END_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    async def _moved(self, before: str, now: str) -> None:
+        if self.router is not None:
+            await self.router.add_engine(now)
+            for engine in self.router.engines:
+                if engine.pool.url == before:
+                    await self.router.retire(engine, drain_s=0.0)

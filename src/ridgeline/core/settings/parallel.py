@@ -30,10 +30,10 @@ class ParallelSettings:
         worker_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)
             that all machines have.
         worker_wait_s: seconds to wait for them.
-        launcher: what starts workers: you do, on each machine (local), or the Ray cluster that this
-            machine is one of does (ray).
+        launcher: what starts workers and replicas: you do, and replicas are of this machine
+            (local), or the Ray cluster that this machine is one of does (ray).
         ray_address: HOST:PORT of that cluster's head; auto for the one that runs here.
-        ray_cpus: processors of a node that a worker takes; without it, as many as the
+        ray_cpus: processors of a node that a worker or a replica takes; without it, as many as the
             smallest other node has.
     """
 
