@@ -164,6 +164,21 @@ def test_transformers_computes_what_we_do_from_what_it_can_load(
     assert np.abs(found - ours(folder)).max() > 0.01
 
 
+@pytest.mark.parametrize("full_every", [0, 2])
+def test_what_a_llama_leaves_out_is_said_where_others_have_another_default(
+    full_every, tmp_path, caplog
+):
+    """Nothing is warned of either: no config that was tried is the user's."""
+    config = {**FULL, "num_attention_heads": 2, "num_key_value_heads": 2}
+    del config["num_key_value_heads"], config["max_position_embeddings"]
+    folder = write_folder(tmp_path / "model", config)
+    convert(
+        opened(folder), tmp_path / "out", ConversionRecipe(window=24, full_every=full_every), None
+    )
+    assert np.abs(ours(tmp_path / "out") - logits_of(tmp_path / "out")).max() < 1e-3
+    assert not caplog.records
+
+
 def test_layers_that_share_kv_are_fitted_and_served_and_refused_by_others_by_name(tmp_path):
     folder = write_folder(tmp_path / "model", FULL)
     report = made(folder, tmp_path / "out", share=2)
@@ -274,6 +289,8 @@ def test_the_command_converts_measures_and_refuses_what_has_no_effect(tmp_path, 
         ([], "--text goes with --kv-heads"),
         (["--num-windows", "2"], "Nothing is converted"),
         (["--window", "8", "--calibration", str(held)], "change no weight"),
+        (["--window", "8", "--merge", "mean"], "--merge has no effect on windows"),
+        (["--window", "8", "--num-windows", "2"], "--num-windows has no effect on windows"),
         (["--window", "8", "--dtype", "float16"], "--dtype does not go with another attention"),
     ):
         assert main([*words, *more]) == 2

@@ -16,6 +16,7 @@ from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.gguf_file_types import FILE_TYPES
 
 _DTYPES = ("float32", "float16", "bfloat16")
+_OF_WEIGHTS = ("calibration", "merge", "window_tokens", "num_windows", "seed")
 
 
 def add_options(parser: Parser) -> None:
@@ -106,8 +107,12 @@ def _convert_attention(arguments: argparse.Namespace, recipe: ConversionRecipe) 
             raise InvalidRequestError(
                 f"--{option.replace('_', '-')} does not go with another attention: convert twice."
             )
-    if not recipe.is_calibrated and hasattr(arguments, "calibration"):
-        raise InvalidRequestError("--calibration has no effect on windows, which change no weight.")
+    for option in () if recipe.is_calibrated else _OF_WEIGHTS:
+        if hasattr(arguments, option):
+            raise InvalidRequestError(
+                f"--{option.replace('_', '-')} has no effect on windows, which change no weight; "
+                "it goes with --kv-heads or --share."
+            )
     name = None if arguments.model == "embedded" else arguments.model
     model = LayeredModel.open(name, offline=arguments.offline)
     check_source(model)

@@ -133,13 +133,20 @@ def _candidates(
         windows | {"layer_types": kinds},
         windows | {"layer_types": kinds, "use_sliding_window": True, "max_window_layers": 0},
     )
-    own, first = config["model_type"], wanted.layers[0].attention
-    for model_type in (own, *_ARCHITECTURES) if own in _AS_LLAMA else (own,):
+    own, first = str(config["model_type"]), wanted.layers[0].attention
+    as_llama = sorted(_ARCHITECTURES, key=lambda each: each != own)  # a llama has no windows
+    for model_type in as_llama if own in _AS_LLAMA else (own,):
         kept = dict(config)
         if model_type != own:
             assert isinstance(first, AttentionSpec)
-            kept |= {"model_type": model_type, "architectures": [_ARCHITECTURES[str(model_type)]]}
-            kept["head_dim"] = first.head_dim  # which the others do not derive
+            kept |= {
+                "model_type": model_type,
+                "architectures": [_ARCHITECTURES[model_type]],
+                # What a llama may leave out, and of which the others have another default.
+                "head_dim": first.head_dim,
+                "num_key_value_heads": first.num_kv_heads,
+                "max_position_embeddings": wanted.max_position,
+            }
             for key in _WITHOUT_EFFECT:
                 if not kept.get(key):
                     kept.pop(key, None)
