@@ -1,16 +1,23 @@
 """What pairs of engines cost, when roles save seconds, and what a router makes of both."""
 
+import json
 from math import inf
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.fleet.test_policies import PRICE, engine
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.fleet.config import RouterConfig
+from ridgeline.fleet.engines import RoutedEngine
+from ridgeline.fleet.handing_over import HandingOver
 from ridgeline.fleet.pairs import pair_price, transfer_seconds
 from ridgeline.fleet.policies import LoadColumns, Wanted, placement_price
+from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.roles import FleetLoad, Roles, felt_seconds
+from ridgeline.fleet.upstream import UpstreamPool
+from ridgeline.server.schemas.operations import EngineState
 
 LONG = Wanted(prompt_tokens=4000, output_tokens=100)
 LOAD = FleetLoad(
@@ -114,3 +121,27 @@ def test_what_prompts_take_is_learned_of_those_that_nobody_joined():
 def test_disaggregation_that_cannot_be_is_refused(lacking):
     with pytest.raises(SettingsError, match="disaggregate has no effect without"):
         RouterConfig(engine=("http://a",), disaggregate="auto", **lacking)
+
+
+def test_with_always_what_no_other_can_go_on_with_goes_where_it_costs_the_least():
+    state = EngineState(
+        ready=True, reason=None, is_open=False, epoch="", models=(), max_seqs=8, kv_tokens=9000,
+        pass_s=0.01, token_s=1e-4, pair_s=0.0, kv_token_bytes=8.0,
+    )  # fmt: skip
+    engines = []
+    for name, other in ("ab", "ba"):
+        engines.append(RoutedEngine(name, UpstreamPool("http://a", connect_timeout_s=1.0), b"key"))
+        engines[-1].state = replace(state, kv_name=name, kv_sources={other: 1e9})
+    path, placed = "/v1/completions", HandingOver(always=True)
+    body = {"prompt": "x" * 3600, "max_tokens": 60}
+
+    def place(**fields):
+        data = json.dumps(body | fields).encode()
+        request = RoutedRequest(method="POST", path=path, target=b"", headers=[], body=data)
+        return request, placed.place(request, engines, 0, 0.0)
+
+    with engines[0].tracked(place(stream=True)[0]):
+        sent = place()[1]
+        assert (sent.engine.name, sent.hands_over) == ("b", False)
+        sent = place(stream=True)[1]
+        assert (sent.engine.name, sent.hands_over) == ("b", True)

@@ -47,7 +47,7 @@ class HandingOver:
         if shares is not None:
             price = self._price(request, engines, columns, shares)
             if request.may_be_handed_over:
-                chosen, rest = price.best()
+                chosen, rest = self._of_two(price).best()
                 hands_over = rest != chosen
             else:
                 chosen = price.best_alone()
@@ -71,8 +71,11 @@ class HandingOver:
         shares = self._shares(engines, columns, now_s)
         if shares is None:
             return source
-        price = self._price(request, engines, columns, shares)
+        price = self._of_two(self._price(request, engines, columns, shares))
         return engines[price.best_after(engines.index(source))]
+
+    def _of_two(self, price: PairPrice) -> PairPrice:
+        return price.of_two() if self._always else price
 
     def _shares(
         self, engines: Sequence[RoutedEngine], columns: LoadColumns, now_s: float
@@ -91,8 +94,7 @@ class HandingOver:
         rates = [[into.source_bytes_per_s(source) for into in engines] for source in engines]
         sizes = [each.state.kv_token_bytes for each in engines]
         transfer_s = transfer_seconds(request.wanted.prompt_tokens, sizes, rates, _LATENCY_S)
-        price = pair_price(request.wanted, columns, shares, transfer_s / self.roles.scale)
-        return price.of_two() if self._always else price
+        return pair_price(request.wanted, columns, shares, transfer_s / self.roles.scale)
 
     def _mean_transfer_s(
         self, request: RoutedRequest, engines: Sequence[RoutedEngine]
