@@ -18,7 +18,7 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.fleet import serving
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.router import Router
-from ridgeline.server.continuation import MARK
+from ridgeline.server.continuation import HANDED_OVER, MARK
 from ridgeline.server.serving import open_listener
 
 STATE = (
@@ -188,6 +188,22 @@ def test_a_stream_that_cannot_go_on_says_so(tmp_path):
         found = client.post("/v1/completions", json=BODY | {"stream": True}).content
     assert found.endswith(b'data: {"error":{"type":"invalid_request_error"}}\n\n')
     assert not seen[1]
+
+
+@pytest.mark.parametrize("num_engines", [2, 3])
+@pytest.mark.parametrize("end", [b"data: {", HANDED_OVER], ids=["broken off", "handed over"])
+def test_engines_that_refuse_the_rest_of_a_stream_are_asked_now_and_then_and_not_for_ever(
+    tmp_path, end, num_engines
+):
+    begun = MARK + b'0 3\ndata: {"id":"x","created":5,"choices":[]}\n\n'
+    first = events(begun, end) + (b"0\r\n\r\n" if end == HANDED_OVER else b"")
+    refusal = answer(429, b"no", b"retry-after: 1")
+    others = [[refusal]] * (num_engines - 1)
+    with routed(tmp_path, [first, refusal], *others) as (client, seen):
+        found = client.post("/v1/completions", json=BODY | {"stream": True}).content
+    assert found.count(b"data: ") == 2
+    assert b'"code":"unavailable"' in found
+    assert num_engines <= sum(map(len, seen)) < 12
 
 
 def test_what_changes_something_is_not_sent_twice(tmp_path):

@@ -117,6 +117,7 @@ class Forwarding:
         self._refusal: WholeAnswer | None = None  # the last answer that another engine may not give
         self._num_continuations = 0
         self._broken_s: float | None = None  # since when the stream waits for an engine
+        self._refusing: list[RoutedEngine] = []  # since the last pause, to go on with the stream
         self._source: RoutedEngine | None = None  # has computed the prompt, for another
         self.outcome = "completed"
         self.times = ForwardedTimes()
@@ -138,7 +139,8 @@ class Forwarding:
     async def _next(self) -> SentTo | None:
         """The next to be asked; where none takes requests, the first that does again, soon enough.
 
-        A stream that has begun waits longer than a request that may be refused.
+        A stream that has begun waits longer than a request that may be refused: once all engines
+        have refused to go on with it, they are asked again after a pause.
         """
         router, request = self._router, self._request
         has_begun = self._broken_s is not None
@@ -147,7 +149,7 @@ class Forwarding:
         if self._source is not None:
             engine = router.next_after(request, self._source)
         elif has_begun:
-            engine = router.choose(request, self._tried[-1:])
+            engine = router.choose(request, self._tried[-1:] + self._refusing)
         else:
             placed = router.place(request, self._tried)
             if placed is not None or self._refusal is not None:
@@ -155,9 +157,14 @@ class Forwarding:
             engine = None
         if engine is not None:
             return SentTo(engine=engine)
-        since_s = self._broken_s or asyncio.get_running_loop().time()
-        wait_s = router.config.recover_s if has_begun else _SOON_S
-        engine = await router.wait_for(request, since_s + wait_s)
+        now_s = asyncio.get_running_loop().time()
+        until_s = (self._broken_s or now_s) + (router.config.recover_s if has_begun else _SOON_S)
+        if self._refusing:
+            if now_s >= until_s:
+                return None
+            self._refusing.clear()
+            await asyncio.sleep(min(_RETRY_AFTER_S, until_s - now_s))
+        engine = await router.wait_for(request, until_s)
         return None if engine is None else SentTo(engine=engine)
 
     async def _try(self, placed: SentTo) -> bool:
@@ -222,7 +229,11 @@ class Forwarding:
             engine.not_before_s = asyncio.get_running_loop().time() + wait_s
         if _may_be_others(status):
             self._refusal = answer
-            if self._client.has_begun or self._may_send_again(engine):
+            if self._client.has_begun:
+                self._source = None  # any engine may go on
+                self._refusing.append(engine)
+                return False
+            if self._may_send_again(engine):
                 return False
         if self._client.has_begun:
             await self._give_up("The stream could not go on.")
@@ -250,6 +261,7 @@ class Forwarding:
         client, log = self._client, self._log
         if self._broken_s is not None:
             self._broken_s = None
+            self._refusing.clear()
             moved = self._router.continuations
             (moved if self._source is None else self._router.handovers).inc()
             self._source = None
