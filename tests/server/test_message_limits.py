@@ -1,9 +1,12 @@
 """What one message may take of memory and time, whatever part of it comes without end."""
 
 import asyncio
+import gc
 import json
 import socket
+import struct
 import time
+import weakref
 from contextlib import suppress
 
 import httpx
@@ -207,3 +210,27 @@ def test_a_crowd_that_asks_nothing_takes_no_place(roomy_folder, tmp_path, monkey
             for sock in crowd:
                 sock.close()
         assert "data: [DONE]" in lines
+
+
+def test_nothing_is_kept_of_a_connection_that_was_reset(served, monkeypatch):
+    """The timer of idle connections kept each for a minute."""
+    kept, seen = weakref.WeakSet(), []
+    made = http_module.BoundedHttpProtocol.connection_made
+
+    def connection_made(protocol, transport):
+        kept.add(protocol)
+        seen.append(id(protocol))
+        made(protocol, transport)
+
+    monkeypatch.setattr(http_module.BoundedHttpProtocol, "connection_made", connection_made)
+    for _ in range(20):
+        with connect(served) as sock:
+            sock.sendall(HEALTH)
+            assert sock.recv(4096)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert len(seen) == 20
+    until_s = time.monotonic() + 10
+    while len(kept) > 2:
+        assert time.monotonic() < until_s
+        gc.collect()
+        time.sleep(0.2)

@@ -138,6 +138,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._answered.disconnected = True
             self._answered.message_event.set()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # which uvicorn leaves after a reset
 
     def pause_writing(self) -> None:
         super().pause_writing()
