@@ -30,7 +30,7 @@ def without_identity(whole):
 
 def _add(known, new):
     for name, value in new.items():
-        if value is None or name in ("id", "index"):
+        if value in (None, "") or name in ("id", "index"):
             continue
         if isinstance(value, dict):
             _add(known.setdefault(name, {}), value)
