@@ -19,6 +19,7 @@ from tests.reliability.process import free_port
 from ridgeline.cli.main import main
 from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.fleet import engines
+from ridgeline.fleet.app import RouterApp
 from ridgeline.fleet.autoscaler import Autoscaler
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.control import FleetControl
@@ -47,12 +48,13 @@ class ScriptedReplicas:
 
     def __init__(self, fails=0):
         self.running, self._fails = {}, fails
+        self.status, self.body = 200, TOLD
 
     async def start(self):
         if self._fails:
             self._fails -= 1
             raise EngineError("No memory is left.")
-        server = await asyncio.start_server(_tell, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._tell, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self.running[url] = server
         return url
@@ -60,13 +62,16 @@ class ScriptedReplicas:
     async def end(self, url):
         self.running.pop(url).close()
 
-
-async def _tell(reader, writer):
-    try:
-        while await reader.readuntil(b"\r\n\r\n"):
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(TOLD), TOLD))
-    except (ConnectionError, asyncio.IncompleteReadError):
-        writer.close()
+    async def _tell(self, reader, writer):
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                status, body = (200, TOLD) if head.startswith(b"GET") else (self.status, self.body)
+                if not head.startswith(b"GET"):
+                    await reader.readexactly(len(PROMPT))
+                fields = b"HTTP/1.1 %d X\r\ncontent-length: %d" % (status, len(body))
+                writer.write(fields + b"\r\n\r\n" + body)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            writer.close()
 
 
 @pytest.fixture
@@ -176,6 +181,42 @@ def test_a_replica_that_does_not_start_is_tried_again(scaled, caplog):
 
     scaled(test, fails=3)
     assert "No memory is left." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_load", "share"),
+    [
+        (200, b'{"usage":{"completion_tokens":60}}', True, 1),
+        (401, b"no key", False, None),
+        (400, b"mistaken", False, None),
+        (429, b'{"error":{"code":"rate_limit_exceeded"}}', False, None),
+        (429, b'{"error":{"code":"server_overloaded"}}', True, 0),
+    ],
+)
+def test_who_is_let_in_by_no_engine_starts_none_and_who_finds_no_room_is_counted(
+    scaled, status, body, is_load, share
+):
+    async def test(scaler, control, replicas):
+        replicas.status, replicas.body = status, body
+        app = RouterApp(control, scaler)
+
+        async def whole(scope, receive, send):  # nothing goes past it to a transport
+            await app(
+                {**scope, "extensions": {"ridgeline.connection": (None, None)}}, receive, send
+            )
+
+        transport = httpx.ASGITransport(whole)
+        async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+            for _ in range(20):
+                found = await client.post("/v1/completions", content=PROMPT)
+                assert (found.status_code, found.content) == (status, body)
+        asyncio.get_running_loop().skipped_s += 5
+        await scaler.decide()
+        told = scaler.told()
+        assert told["expected"]["requests_per_s"] == (4 if is_load else 0)
+        assert told["within_limits_1m"] == share
+
+    scaled(test)
 
 
 def test_a_router_that_starts_nothing_says_how_many_are_wanted(scaled):

@@ -102,11 +102,15 @@ class RouterApp:
         forwarding, scaler = Forwarding(router, request, client), self._scaler
         if scaler is None or not (request.generates and request.method == "POST"):
             return await self._forward(forwarding, receive)
-        scaler.note_arrival(request)
         arrival_s = asyncio.get_running_loop().time()
-        outcome = await self._forward(forwarding, receive)
-        if outcome in ("completed", "failed"):
-            scaler.note_answer(arrival_s, forwarding.times, is_whole=outcome == "completed")
+        prompt_tokens, outcome = scaler.note_arrival(request), "refused"
+        try:
+            outcome = await self._forward(forwarding, receive)
+        finally:
+            if outcome != "refused" or forwarding.is_overload:
+                scaler.note_answer(arrival_s, forwarding.times, is_whole=outcome == "completed")
+            elif forwarding.times.first_s is None:
+                scaler.take_back(arrival_s, prompt_tokens)
         return outcome
 
     async def _forward(self, forwarding: Forwarding, receive: Receive) -> str:

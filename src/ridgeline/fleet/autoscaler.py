@@ -100,16 +100,18 @@ class Autoscaler:
         self.wanted = max(goal.min_replicas, len(control.staying))
         self._last: ScalingDecision | None = None
 
-    def note_arrival(self, request: RoutedRequest) -> None:
-        """A request that the model will run for."""
+    def note_arrival(self, request: RoutedRequest) -> int:
+        """A request that the model will run for; returns the tokens of its prompt to compute."""
         wanted = request.wanted
         engines = self._control.router.engines
         cached = max(each.tracker.prefixes.cached_tokens(request.blocks) for each in engines)
-        self._forecast.note(
-            asyncio.get_running_loop().time(),
-            max(1, wanted.prompt_tokens - cached),
-            wanted.output_tokens,
-        )
+        tokens = max(1, wanted.prompt_tokens - cached)
+        self._forecast.note(asyncio.get_running_loop().time(), tokens, wanted.output_tokens)
+        return tokens
+
+    def take_back(self, arrival_s: float, prompt_tokens: int) -> None:
+        """The model will not run for it: who has no key, or has used it up, starts no engines."""
+        self._forecast.take_back(arrival_s, prompt_tokens)
 
     def note_answer(self, arrival_s: float, times: ForwardedTimes, *, is_whole: bool) -> None:
         """It has ended. One that is no stream has no first token: it is good if it takes no longer

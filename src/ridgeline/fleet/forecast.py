@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import sqrt
 
@@ -53,6 +54,13 @@ class ArrivalForecast:
         self._prompts.append(prompt_tokens)
         if not self._outputs:
             self._outputs.append(output_tokens)
+
+    def take_back(self, noted_s: float, prompt_tokens: int) -> None:
+        """A request that was noted then turns out to be no work, unless its interval is over."""
+        if noted_s >= self._begin_s:
+            self._count -= 1
+            with suppress(ValueError):
+                self._prompts.remove(prompt_tokens)
 
     def note_output(self, output_tokens: int) -> None:
         """So long was one."""

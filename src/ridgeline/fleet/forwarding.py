@@ -27,6 +27,7 @@ _SOON_S = 0.5  # for a probe to say that an engine is there after all
 _PASSING_ERRORS = ("api_error", "overloaded_error", "rate_limit_error")  # elsewhere they may not be
 _NONE_UP = "No engine takes requests now."
 _RETRY_AFTER_S = 1.0
+_LIMIT_OF_KEY = b'"rate_limit_exceeded"'
 
 
 @dataclass(slots=True)
@@ -120,6 +121,7 @@ class Forwarding:
         self._refusing: list[RoutedEngine] = []  # since the last pause, to go on with the stream
         self._source: RoutedEngine | None = None  # has computed the prompt, for another
         self.outcome = "completed"
+        self.is_overload = False  # refused, as no engine has room for it
         self.times = ForwardedTimes()
 
     async def run(self) -> None:
@@ -240,6 +242,7 @@ class Forwarding:
             return True
         if status >= 400:
             self.outcome = "refused"
+            self.is_overload = _may_be_others(status) and _LIMIT_OF_KEY not in answer.body
         elif self._request.generates and self._router.config.max_replicas is not None:
             self.times.output_tokens = _num_tokens(answer.body)
         await self._client.whole(status, _headers(answer.head, engine), answer.body)
