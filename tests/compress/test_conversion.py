@@ -11,6 +11,7 @@ from tests.compress.folders import BIASED, LATENT, SMALL, write_folder
 
 from ridgeline import LLM
 from ridgeline.cli import main
+from ridgeline.compress import memory
 from ridgeline.compress.calibration import calibration_text
 from ridgeline.compress.conversion.convert import convert
 from ridgeline.compress.conversion.merging import groups_of_heads
@@ -21,7 +22,12 @@ from ridgeline.compress.pruning.recipe import PruneRecipe
 from ridgeline.compress.quantize import quantize
 from ridgeline.compress.recipe import Recipe
 from ridgeline.core.cache_groups import kv_groups
-from ridgeline.core.errors import CorruptFileError, SettingsError, UnsupportedModelError
+from ridgeline.core.errors import (
+    CorruptFileError,
+    OutOfMemoryError,
+    SettingsError,
+    UnsupportedModelError,
+)
 from ridgeline.evaluation import QualitySum, served_log_probabilities
 from ridgeline.models import describe
 
@@ -210,6 +216,25 @@ def test_the_engine_keeps_as_much_as_the_formula_says(settings, share, tmp_path)
         with LLM(str(path), dtype="float32", max_num_seqs=2, max_model_len=64) as llm:
             sizes.append(llm.config.kv_cache_bytes)
     assert sizes[1] == share * sizes[0]
+
+
+def test_the_memory_that_is_told_is_that_of_the_layers_that_are_converted_together(
+    tmp_path, monkeypatch
+):
+    model, needs = opened(write_folder(tmp_path / "model", FULL)), []
+    for settings in ({"kv_heads": 2}, {"share": 4}):
+        recipe = ConversionRecipe(**WINDOWS, **settings)
+        text = calibration_text("embedded", model.loaded, recipe)
+        convert(
+            model, tmp_path / f"{len(needs)}", recipe, text,
+            announce=lambda need: needs.append(need.layer_bytes),
+        )  # fmt: skip
+    layer = model.num_bytes(1)
+    assert needs[1] - needs[0] == 3 * layer
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: layer)
+    with pytest.raises(OutOfMemoryError, match="and share 1 takes least"):
+        convert(model, tmp_path / "out", recipe, text)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_window_bounds_what_is_kept(tmp_path):

@@ -40,16 +40,17 @@ class MemoryNeed:
     def peak_bytes(self) -> int:
         return max(self.layer_bytes, self.ends_bytes) + _LIBRARY_BYTES
 
-    def check(self) -> None:
+    def check(self, least: str) -> None:
         """
         Raises:
-            OutOfMemoryError: it needs more than is free; names both.
+            OutOfMemoryError: it needs more than is free; names both, and ``least``, the setting
+                that takes least.
         """
         free = available_memory_bytes()
         if self.peak_bytes > free:
             raise OutOfMemoryError(
-                f"This takes a {self}, and {_gb(free)} are free. Shorter windows take less, "
-                "and method rtn takes least."
+                f"This takes a {self}, and {_gb(free)} are free. Shorter texts "
+                f"(--window-tokens) take less, and {least} takes least."
             )
 
     def __str__(self) -> str:

@@ -134,7 +134,7 @@ def quantize(
         )
         if announce is not None:
             announce(need)
-        need.check()
+        need.check("method rtn")
         folder = OutputFolder(shards, identity, resume=resume)
         bits: dict[str, int] = {}
         if recipe.bits_per_weight is not None:

@@ -87,10 +87,12 @@ def convert(
     spec = model.loaded.definition.spec
     config, definition = converted_config(read_config(model.stored.path), spec, recipe)
     windows = text.windows if text is not None and recipe.is_calibrated else ()
-    need = memory_need(model, [{} for _ in model.runs], windows, is_calibrated=bool(windows))
+    new_ops = lower(definition.spec)
+    together = replace(model, runs=_together(model, new_ops))
+    need = memory_need(together, [{} for _ in together.runs], windows, is_calibrated=bool(windows))
     if announce is not None:
         announce(need)
-    need.check()
+    need.check("share 1")
     identity = {
         "ridgeline": ridgeline.__version__,
         "convert": asdict(recipe),
@@ -100,7 +102,7 @@ def convert(
     folder = OutputFolder(out, identity, resume=resume)
     if not folder.is_complete:
         with Checkpoint(model.stored.path) as checkpoint:
-            conversion = _Conversion(model, lower(definition.spec), recipe, windows, folder)
+            conversion = _Conversion(together, new_ops, recipe, windows, folder)
 
             def change(run: int) -> tuple[Mapping[str, Array], None]:
                 arrays = {name: as_array(each) for name, each in conversion.run(run).items()}
@@ -121,8 +123,27 @@ def convert(
     )
 
 
+def _layers_of(new_ops: Sequence[ops.Op]) -> list[list[int]]:
+    """The layers of each run, counted from 1 as runs are."""
+    sizes = [len(layer) for layer in single_layers(new_ops)]
+    found, layers = list[list[int]](), iter(range(len(sizes)))
+    for run in layer_ops(new_ops):
+        found.append([])
+        while sum(sizes[layer] for layer in found[-1]) < len(run):
+            found[-1].append(next(layers))
+    return found
+
+
+def _together(model: LayeredModel, new_ops: Sequence[ops.Op]) -> tuple[Run, ...]:
+    """The ops of a model, in runs of layers that will share K and V."""
+    old = single_layers(model.loaded.model.ops)
+    return tuple(
+        tuple(op for layer in layers for op in old[layer]) for layers in _layers_of(new_ops)
+    )
+
+
 class _Conversion:
-    """Layers that will share K and V are converted together, as one run."""
+    """Layers that will share K and V are converted together, as one run of ``model``."""
 
     def __init__(
         self,
@@ -135,20 +156,9 @@ class _Conversion:
         self._recipe, self._spec = recipe, model.loaded.definition.spec
         self._old = single_layers(model.loaded.model.ops)
         self._new = single_layers(new_ops)
-        lengths = [len(run) for run in layer_ops(new_ops)]
-        self._layers_of: list[list[int]] = []  # of each run, counted from 1 as runs are
-        layers = iter(range(len(self._new)))
-        for length in lengths:
-            found: list[int] = []
-            while length:
-                found.append(next(layers))
-                length -= len(self._new[found[-1]])
-            self._layers_of.append(found)
-        runs = [
-            tuple(op for layer in found for op in self._old[layer]) for found in self._layers_of
-        ]
-        self._model = replace(model, runs=tuple(runs))
-        self.inputs = LayerInputs(self._model, windows, folder)
+        self._layers_of = _layers_of(new_ops)
+        self._model = model
+        self.inputs = LayerInputs(model, windows, folder)
 
     @torch.no_grad()
     def run(self, run: int) -> _Weights:

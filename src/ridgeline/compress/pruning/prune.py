@@ -113,7 +113,7 @@ def prune(
     need = memory_need(model, matrices, windows, is_calibrated=recipe.is_calibrated)
     if announce is not None:
         announce(need)
-    need.check()
+    need.check("method magnitude")
     identity = {
         "ridgeline": ridgeline.__version__,
         "prune": asdict(recipe),
