@@ -117,6 +117,22 @@ def test_logits_of_a_drafter_are_those_of_a_plain_forward(tmp_path, target, exec
     np.testing.assert_allclose(found, wanted, atol=3e-4, rtol=0)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_drafter_without_a_head_has_that_of_its_target_which_may_be_tied(tmp_path, executor):
+    tied = CONFIG | {"tie_word_embeddings": True}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**tied)).eval()
+    model.save_pretrained(tmp_path / "target")
+    (tmp_path / "target" / "config.json").write_text(json.dumps(tied))
+    config = head_config(tied)
+    tensors = head_tensors(config) | {"lm_head.weight": model.lm_head.weight.detach().clone()}
+    own = {name: each for name, each in tensors.items() if name != "lm_head.weight"}
+    write_head(tmp_path / "head", config, own)
+    settings = engine_config(tmp_path / "target", tmp_path / "head", executor)
+    found = own_logits(settings, ((0, 5), (5, 11)))
+    np.testing.assert_allclose(found, expected_logits(model, config, tensors), atol=3e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("change", "words", "kind"),
     [

@@ -44,7 +44,8 @@ def load_draft_head(
         )
     spec = replace(target.spec, draft_head=definition.spec, hidden_size=definition.spec.hidden_size)
     ops = lower_head(replace(target.spec, draft_head=definition.spec))
-    own = [op for op in ops if not definition.borrowed & {weight.name for weight in op_weights(op)}]
+    borrowed = definition.borrowed.keys()
+    own = [op for op in ops if not borrowed & {weight.name for weight in op_weights(op)}]
     quantization = config.draft_quantization
     return ExecutorModel(
         spec=spec,

@@ -1,5 +1,6 @@
 """A model as an executor takes it: spec, ops and weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,8 @@ class ExecutorModel:
     ``pipe`` where that is a stage of a pipeline. ``is_exit``: it is a draft model that is the
     target's first layers and head, and has the target's weights and KV (`exit_after`).
     ``borrowed``: it is a drafter that reads the target's hidden states (`ModelSpec.draft_head`),
-    and has these weights of the target's, which ``weights`` lacks; ``token_ids``[rows of its head]
-    are its tokens in the target's vocabulary, if it has not all of them.
+    and has these weights of the target's, which ``weights`` lacks, here with their names there;
+    ``token_ids``[rows of its head] are its tokens in the target's vocabulary, if it has not all.
     """
 
     spec: ModelSpec
@@ -42,7 +43,7 @@ class ExecutorModel:
     group: "RankGroup | None" = None
     pipe: StagePipe | None = None
     is_exit: bool = False
-    borrowed: frozenset[str] | None = None
+    borrowed: Mapping[str, str] | None = None
     token_ids: Array | None = None
 
     @property

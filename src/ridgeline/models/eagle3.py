@@ -38,13 +38,13 @@ _INERT = frozenset(
 class DraftHeadDefinition:
     """A drafter's config, understood for one target.
 
-    ``borrowed`` are the weights that its file lacks and the target has. ``unknown`` are keys that
-    nobody read.
+    ``borrowed`` are the weights that its file lacks, and which of the target's they are.
+    ``unknown`` are keys that nobody read.
     """
 
     spec: DraftHeadSpec
     sources: Mapping[str, TensorSource]
-    borrowed: frozenset[str]
+    borrowed: Mapping[str, str]
     ignored: tuple[str, ...] = _IGNORED
     unknown: tuple[str, ...] = ()
 
@@ -128,16 +128,16 @@ def _feature_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
     return found
 
 
-def _borrowed(spec: DraftHeadSpec, target: ModelSpec, tensors: Collection[str]) -> frozenset[str]:
-    lacks = frozenset(name for name in ("embed", "head") if not set(tensors) & {*_NAMES[name]})
+def _borrowed(spec: DraftHeadSpec, target: ModelSpec, tensors: Collection[str]) -> dict[str, str]:
+    lacks = [name for name in ("embed", "head") if not set(tensors) & {*_NAMES[name]}]
     if lacks and spec.hidden_size != target.hidden_size:
         raise UnsupportedModelError(
-            f"The drafter has no {' and no '.join(sorted(lacks))} of its own, and is of another "
+            f"The drafter has no {' and no '.join(lacks)} of its own, and is of another "
             "width than the model."
         )
     if "head" in lacks and spec.vocab_size != target.vocab_size:
         raise UnsupportedModelError("The drafter has a vocabulary of its own, and no lm_head.")
-    return lacks
+    return {name: "embed" if target.tie_embeddings else name for name in lacks}
 
 
 def _sources(num_layers: int, num_own: int) -> dict[str, TensorSource]:

@@ -96,7 +96,9 @@ def with_borrowed(own: PackedWeights, target: PackedWeights, model: ExecutorMode
     Raises:
         SettingsError: the target's have another form.
     """
-    borrowed = {name: target.matrices.get(name) for name in model.borrowed or ()}
+    borrowed = {
+        name: target.matrices.get(theirs) for name, theirs in (model.borrowed or {}).items()
+    }
     found = {name: matrices for name, matrices in borrowed.items() if matrices is not None}
     if len(found) < len(borrowed):
         raise SettingsError(

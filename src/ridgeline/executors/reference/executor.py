@@ -55,7 +55,9 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
             self._weights[role] = {name: as_tensor(values) for name, values in weights.items()}
             if model.borrowed is not None:
                 targets = self._weights[ModelRole.TARGET]
-                self._weights[role] |= {name: targets[name] for name in model.borrowed}
+                self._weights[role] |= {
+                    name: targets[theirs] for name, theirs in model.borrowed.items()
+                }
                 continue
             self.pools[role] = ReferenceKVCache(
                 model.spec, torch_dtype(model.dtype), block_tokens, kv_cache_dtype
