@@ -173,6 +173,20 @@ def test_a_replica_that_starts_is_counted_once(scaled):
     scaled(test)
 
 
+def test_an_engine_that_comes_by_hand_while_it_is_decided_is_one_of_those_that_are_wanted(scaled):
+    async def test(scaler, control, replicas):
+        decide = scaler.decide
+
+        async def decide_meanwhile():
+            await asyncio.gather(decide(), control.add())
+
+        scaler.decide = decide_meanwhile
+        await pass_time(scaler, control, seconds=5, rate=20)
+        assert len(replicas.running) == len(control.staying) == scaler.wanted > 1
+
+    scaled(test)
+
+
 def test_a_replica_that_does_not_start_is_tried_again(scaled, caplog):
     async def test(scaler, control, replicas):
         await pass_time(scaler, control, seconds=20, rate=20)

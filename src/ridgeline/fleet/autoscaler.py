@@ -160,16 +160,18 @@ class Autoscaler:
             if decision.wanted != decision.present:  # else it was changed by hand
                 self._record(now_s, decision)
         self.wanted = decision.wanted
-        self._carry_out(decision)
+        self._carry_out()
 
-    def _carry_out(self, decision: ScalingDecision) -> None:
+    def _carry_out(self) -> None:
+        """Begin what is lacking now: others may have come or gone by hand while it was decided."""
         control = self._control
         if control.replicas is None:
             return
-        for _ in range(decision.wanted - decision.present):
+        lacking = self.wanted - len(control.staying) - len(control.starting)
+        for _ in range(lacking):
             control.spawn(control.add())
         able = sorted(control.staying[1:], key=lambda each: (each.is_up, each.tracker.num_requests))
-        for engine in able[: max(0, decision.present - decision.wanted)]:
+        for engine in able[: max(0, -lacking)]:
             control.spawn(control.retire(engine))
 
     def _record(self, now_s: float, decision: ScalingDecision) -> None:
