@@ -116,6 +116,9 @@ def test_the_command_trains_and_tells_and_refuses(tmp_path, capsys):
     words = ["train-adapter", str(folder), "-o", str(tmp_path / "out"), *quick]
     assert main([*words, "--num-questions", "3"]) == 2
     assert "without --context" in capsys.readouterr().err
+    for option in ("--keep-zeros", "--ternary"):
+        assert main([*words, option]) == 2
+        assert f"{option} has no effect on an adapter" in capsys.readouterr().err
     (tmp_path / "prompt.txt").write_text("You speak like a pirate.")
     (tmp_path / "asked.txt").write_text("\n".join(f"Question {n}?" for n in range(6)))
     more = ["--context", str(tmp_path / "prompt.txt"), "--questions", str(tmp_path / "asked.txt"),

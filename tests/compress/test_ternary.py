@@ -88,6 +88,9 @@ def test_what_the_files_cannot_say_is_refused_by_name(tmp_path, text):
     quantize(parent, tmp_path / "int4", Recipe(method="rtn"), None)
     with pytest.raises(SettingsError, match="a model of floats"):
         distill(opened(tmp_path / "int4"), parent, tmp_path / "out", TERNARY, text)
+    zeros = replace(QUICK, keep_zeros=True)
+    with pytest.raises(SettingsError, match="where zeros do not stay"):
+        distill(opened(tmp_path / "int4"), parent, tmp_path / "out", zeros, text)
     with pytest.raises(SettingsError, match="keep_zeros has no effect"):
         replace(TERNARY, keep_zeros=True)
 

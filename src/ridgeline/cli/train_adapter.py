@@ -117,7 +117,7 @@ def _recipe(arguments: argparse.Namespace) -> TrainingRecipe:
         InvalidRequestError: a part of it would have no effect.
     """
     given = given_settings(arguments, TrainingRecipe)
-    for name in ("kl_share", "top_k", "keep_zeros"):
+    for name in ("kl_share", "top_k", "keep_zeros", "ternary"):
         if name in given:
             raise InvalidRequestError(f"--{name.replace('_', '-')} has no effect on an adapter.")
     for name in _CONTEXT_OPTIONS:

@@ -88,6 +88,11 @@ def distill(
     if student.stored.quantization is not None:
         if recipe.ternary:
             raise SettingsError("What is made ternary is a model of floats, and not quantized.")
+        if recipe.keep_zeros:
+            raise SettingsError(
+                "A quantized student is trained in its grid, where zeros do not stay: distill the "
+                "pruned model with keep_zeros, and quantize it then with keep_zeros."
+            )
         trained = _QuantizedStudent(student, teacher)
     else:
         check_source(student)
