@@ -157,6 +157,23 @@ def test_keys_that_would_change_the_output_are_refused(
         load(tmp_path / "x.gguf")
 
 
+@pytest.mark.parametrize("length", [None, 64])
+def test_queries_that_grow_by_another_length_than_yarn_s_are_refused(
+    tmp_path: Path, length: int | None
+) -> None:
+    """And not left as they are, where there is no YaRN."""
+    more = {"attention.temperature_scale": 0.1}
+    if length is not None:
+        more |= {
+            "attention.temperature_length": length, "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+        }  # fmt: skip
+    write_checkpoint(CASES["llama"][1], tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "x.gguf", "mistral3", more=more)
+    with pytest.raises(UnsupportedModelError, match=r"temperature_scale\) by a length of"):
+        load(tmp_path / "x.gguf")
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 def test_half_formats_hold_the_same_values(tmp_path: Path, kind: str) -> None:
     write_checkpoint(CASES["llama"][1], tmp_path / "model")

@@ -101,6 +101,23 @@ def with_scaling(config: Config, keys: Keys, checkpoint: GGUFContent) -> Config:
     return config if scaling is None else config | {"rope_scaling": scaling}
 
 
+def with_growth(config: Config, keys: Keys) -> Config:
+    """``config``, whose queries grow with their position if the file says so; by YaRN's length."""
+    rate = keys.number("attention.temperature_scale", default=0.0)
+    if not rate:
+        return config
+    scaling, name = config.get("rope_scaling"), "original_max_position_embeddings"
+    original = scaling.get(name) if isinstance(scaling, dict) else None
+    length = keys.integer("attention.temperature_length", default=0, minimum=0)
+    if original is None or length not in (0, original):
+        raise UnsupportedModelError(
+            "The GGUF file lets queries grow (attention.temperature_scale) by a length of "
+            f"{length or 'no YaRN'}; supported is that of YaRN, {original or 'which it lacks'}."
+        )
+    assert isinstance(scaling, dict)
+    return config | {"rope_scaling": scaling | {"llama_4_scaling_beta": rate}}
+
+
 def layer_types(keys: Keys, num_layers: int, *, default: int) -> list[str]:
     """Each ``default``-th layer sees everything, unless the file has a pattern of its own."""
     if num_layers > MAX_LAYERS:

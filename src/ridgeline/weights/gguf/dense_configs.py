@@ -13,6 +13,7 @@ from ridgeline.weights.gguf.decoder_config import (
     GGUFContent,
     decoder,
     layer_types,
+    with_growth,
     with_scaling,
 )
 from ridgeline.weights.gguf.keys import CONFIG_KEYS, Keys
@@ -194,13 +195,9 @@ def _mistral3(keys: Keys, content: GGUFContent) -> Config:
     config = scaled(keys, content, "ministral3")
     del config["attention_bias"]
     scaling = config.get("rope_scaling")
-    if isinstance(scaling, dict):
-        if keys.number("rope.scaling.yarn_log_multiplier", default=0.0):
-            scaling |= {"mscale": 1.0, "mscale_all_dim": 1.0}
-        rate = keys.number("attention.temperature_scale", default=0.0)
-        if rate:
-            scaling["llama_4_scaling_beta"] = rate
-    return config
+    if isinstance(scaling, dict) and keys.number("rope.scaling.yarn_log_multiplier", default=0.0):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    return with_growth(config, keys)
 
 
 def _qwen2vl(keys: Keys, content: GGUFContent) -> Config:

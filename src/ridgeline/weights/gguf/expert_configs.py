@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
-from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.core.errors import CorruptFileError
 from ridgeline.models.fields import FULL
 from ridgeline.weights.gguf.decoder_config import (
     Config,
     GGUFContent,
     decoder,
     layer_types,
+    with_growth,
     with_scaling,
 )
 from ridgeline.weights.gguf.dense_configs import WHOLE_HEADS, multipliers, scaled
@@ -212,28 +213,13 @@ def _deepseek2(keys: Keys, content: GGUFContent) -> Config:
         "v_head_dim": value,
     }
     if keys.architecture == "mistral4":
-        return _mistral4(keys, config)
+        # Of groups the best two experts count.
+        return with_growth(config, keys) | {"model_type": "mistral4"}
     if keys.integer("expert_gating_func", default=1, minimum=0) == _SIGMOID:
         return without_extra_layers(keys, config | {"model_type": "deepseek_v3"})
     if config["n_group"] != 1:
         config["topk_method"] = "group_limited_greedy"
     return config
-
-
-def _mistral4(keys: Keys, config: Config) -> Config:
-    """Mistral Small 4: queries grow if the file says how; of groups the best two experts count."""
-    scaling = config.get("rope_scaling")
-    rate = keys.number("attention.temperature_scale", default=0.0)
-    if rate and isinstance(scaling, dict):
-        length = keys.integer("attention.temperature_length", default=0, minimum=0)
-        original = scaling.get("original_max_position_embeddings")
-        if length not in (0, original):
-            raise UnsupportedModelError(
-                f"The GGUF file lets queries grow by another length, {length}, than that of YaRN, "
-                f"{original}, which is not supported."
-            )
-        scaling["llama_4_scaling_beta"] = rate
-    return config | {"model_type": "mistral4"}
 
 
 EXPERT_BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
