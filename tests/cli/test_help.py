@@ -63,6 +63,7 @@ def test_short_options():
         (("rerank", "-q", "x", "-c", "9"), "no option -c: here it is --max-model-len"),
         (("rerank", "-q", "x", "-np", "9"), "no option -np: here it is --max-num-seqs"),
         (("serve", "-p", "80"), "no option -p: here it is --port"),
+        (("serve", "--cpu-offload-gb", "4"), "--weights-memory-bytes is what stays in memory"),
         (("run", "qwen", "why is it so"), "unexpected argument why is it so; a prompt is given as"),
         (("serve", "--reload"), "no option --reload (see"),
         (("tune", "-c", "9"), "no option -c (see"),
