@@ -17,6 +17,11 @@ STATE = {
 }  # fmt: skip
 
 
+def curved(tokens, seconds) -> bytes:
+    curve = {"tokens": tokens, "seconds": seconds, "context_s": 0.0}
+    return json.dumps(STATE | {"curve": curve}).encode()
+
+
 def probed(body: bytes | None, token: bytes | None) -> RoutedEngine:
     """An engine after a probe that is answered with ``body``, or without end."""
 
@@ -46,6 +51,7 @@ def probed(body: bytes | None, token: bytes | None) -> RoutedEngine:
 
 def test_an_engine_that_tells_sense_is_used():
     assert probed(json.dumps(STATE).encode(), b"key").is_up
+    assert probed(curved([1, 9], [0.1, 0.2]), b"key").is_up
     assert probed(b'{"data":[{"id":"a"}]}', None).state.models == ("a",)
 
 
@@ -59,8 +65,26 @@ def test_an_engine_that_tells_sense_is_used():
         (b"key", json.dumps(STATE | {"kv_tokens": -999_999}).encode()),
         (b"key", json.dumps(STATE | {"max_seqs": 0}).encode()),
         (b"key", json.dumps(STATE | {"pass_s": -1.0}).encode()),
+        (b"key", curved([], [])),
+        (b"key", curved([1, 1], [0.1, 0.2])),
+        (b"key", curved([1, 2], [0.1])),
+        (b"key", curved([1, 2], [0.0, 0.1])),
+        (b"key", curved([1, 2, 3], [0.1, 0.2, 0.1])),
     ],
-    ids=["bytes", "depth", "no end", "no end of a state", "negative", "no sequences", "prices"],
+    ids=[
+        "bytes",
+        "depth",
+        "no end",
+        "no end of a state",
+        "negative",
+        "no sequences",
+        "prices",
+        "no curve",
+        "a step",
+        "half a curve",
+        "no time",
+        "less and less time",
+    ],
 )
 def test_an_engine_that_tells_nonsense_is_not_used_and_ends_nothing(token, body):
     engine = probed(body, token)

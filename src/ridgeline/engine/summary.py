@@ -1,6 +1,7 @@
 """A loaded model in one line: what runs it, in which format, how much room, how fast."""
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 from ridgeline.core.config import ResolvedConfig
@@ -69,7 +70,10 @@ def step_curve(predictor: StepPredictor, model: PricedModel) -> StepCurve:
     return StepCurve(
         tokens=tokens,
         seconds=tuple(
-            of_model.batch_seconds(make_batch([(0, each)], logit_rows=1)) for each in tokens
+            accumulate(  # kernels of many tokens may be faster than those of one
+                (of_model.batch_seconds(make_batch([(0, each)], logit_rows=1)) for each in tokens),
+                max,
+            )
         ),
         context_s=max(0.0, (far - near) / (_CURVE_SEQUENCES * max(1, context))),
     )

@@ -3,12 +3,14 @@
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import StepPrice
 from ridgeline.scheduler.sequence import Sequence
 
 _SMOOTHING = 0.1  # weight of the newest observation in running means
+_LEAST_S = 1e-9  # of a step
 _OBSERVE_EVERY_S = 0.05  # of steps: a price takes as long as a small model's step
 
 
@@ -45,17 +47,33 @@ class LinearPrice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCurve:
     """Seconds of a step by how many tokens it computes, at the points ``tokens`` and linear between
-    them and beyond, and of each token of context that its single tokens attend to."""
+    them and beyond, and of each token of context that its single tokens attend to.
+
+    Raises:
+        ValueError: it is no curve, or some step would take no time.
+    """
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
     context_s: float
 
+    def __post_init__(self) -> None:
+        tokens, seconds = self.tokens, self.seconds
+        if not (
+            len(tokens) == len(seconds) >= 2
+            and tokens[0] == 1
+            and all(low < high for low, high in pairwise(tokens))
+            and all(0 < each < math.inf for each in seconds)
+            and seconds[-2] <= seconds[-1]
+            and 0 <= self.context_s < math.inf
+        ):
+            raise ValueError("a curve needs two steps from one token on, each of which takes time")
+
     @classmethod
     def of_linear(cls, price: LinearPrice) -> "StepCurve":
         """All that a linear price says."""
-        seconds = price.pass_s + price.token_s, price.pass_s + 2 * price.token_s
-        return cls(tokens=(1, 2), seconds=seconds, context_s=price.pair_s)
+        one_s, two_s = (max(_LEAST_S, price.pass_s + n * price.token_s) for n in (1, 2))
+        return cls(tokens=(1, 2), seconds=(one_s, two_s), context_s=price.pair_s)
 
     def slower(self, factor: float) -> "StepCurve":
         """As if everything took ``factor`` times as long."""
