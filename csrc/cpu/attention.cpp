@@ -7,13 +7,6 @@
 #include "pool.h"
 
 namespace rl {
-namespace {
-
-struct ThreadScratch {
-  BlockScratch block;
-  Partial total;
-  Partial part;
-};
 
 void take_thread(Arena& arena, const rl_kv_group& group, int out_stride, ThreadScratch* thread) {
   BlockScratch block = {};
@@ -34,6 +27,35 @@ void take_thread(Arena& arena, const rl_kv_group& group, int out_stride, ThreadS
   Partial part = take_partial(arena, kBlockRows, out_stride);
   if (thread) *thread = {block, total, part};
 }
+
+void clear(const Partial& total, int num_rows, int out_stride) {
+  std::fill_n(total.maximum, num_rows, kNoMaximum);
+  std::fill_n(total.sum, num_rows, 0.0f);
+  std::fill_n(total.out, int64_t{num_rows} * out_stride, 0.0f);
+}
+
+void finish(const RowBlock& block, const Partial& total, float* out) {
+  int num_heads = block.attention->num_heads, heads = num_heads / block.group->num_kv_heads;
+  for (int r = 0; r < block.num_rows; ++r) {
+    int row = block.first_row + r, head = block.kv_head * heads + row % heads;
+    float factor = 1 / total.sum[r];
+    if (block.attention->sinks) {
+      float sink = block.attention->sinks[head] * kLog2E;
+      float maximum = std::max(total.maximum[r], sink);
+      vf decay = exp2_of_negative(splat(total.maximum[r] - maximum));
+      vf weight = exp2_of_negative(splat(sink - maximum));
+      factor = (decay / fma(splat(total.sum[r]), decay, weight))[0];
+    }
+    int64_t token = int64_t{block.sequence->first_row} + row / heads;
+    float* to = out + (token * num_heads + head) * block.out_width;
+    float* from = total.out + r * block.out_stride;
+    if (block.group->format == RL_INT4) rotate(from, block.out_width);
+    // Adding 0 makes -0 and 0 one: how often 0 was added to it depends on the other rows.
+    for (int i = 0; i < block.out_width; ++i) to[i] = from[i] * factor + 0.0f;
+  }
+}
+
+namespace {
 
 struct Scratch {
   Share* shares;                      // [sequences]
@@ -60,34 +82,6 @@ Scratch take_scratch(void* memory, const rl_kv_group& group, const rl_attention&
   scratch.partials = arena.take<uint8_t>(plan.num_partial_bytes());
   scratch.bytes = arena.used();
   return scratch;
-}
-
-void clear(const Partial& total, int num_rows, int out_stride) {
-  std::fill_n(total.maximum, num_rows, kNoMaximum);
-  std::fill_n(total.sum, num_rows, 0.0f);
-  std::fill_n(total.out, int64_t{num_rows} * out_stride, 0.0f);
-}
-
-// Divides by the sum of the weights, a sink's among them, and writes the rows out.
-void finish(const RowBlock& block, const Partial& total, float* out) {
-  int num_heads = block.attention->num_heads, heads = num_heads / block.group->num_kv_heads;
-  for (int r = 0; r < block.num_rows; ++r) {
-    int row = block.first_row + r, head = block.kv_head * heads + row % heads;
-    float factor = 1 / total.sum[r];
-    if (block.attention->sinks) {
-      float sink = block.attention->sinks[head] * kLog2E;
-      float maximum = std::max(total.maximum[r], sink);
-      vf decay = exp2_of_negative(splat(total.maximum[r] - maximum));
-      vf weight = exp2_of_negative(splat(sink - maximum));
-      factor = (decay / fma(splat(total.sum[r]), decay, weight))[0];
-    }
-    int64_t token = int64_t{block.sequence->first_row} + row / heads;
-    float* to = out + (token * num_heads + head) * block.out_width;
-    float* from = total.out + r * block.out_stride;
-    if (block.group->format == RL_INT4) rotate(from, block.out_width);
-    // Adding 0 makes -0 and 0 one: how often 0 was added to it depends on the other rows.
-    for (int i = 0; i < block.out_width; ++i) to[i] = from[i] * factor + 0.0f;
-  }
 }
 
 }  // namespace

@@ -53,6 +53,8 @@ struct RowBlock {
   const rl_attention* attention;
   const rl_sequence* sequence;
   const int32_t* block_table;
+  const rl_kv_group* draft_group;  // one layer that has the drafts of a tree; null: where all is
+  const int32_t* draft_table;
   const float* q;  // [T][H, k_width], tokens q_stride apart
   int64_t q_stride;
   int layer;

@@ -90,8 +90,10 @@ const uint8_t* gather(const RowBlock& block, const SubBlockLayout& layout, int s
       source = first_draft + __builtin_ctzll(path);
       path &= path - 1;
     }
-    const uint8_t* from =
-        sub_block_at(*block.group, layout, block.layer, block.kv_head, block.block_table, source);
+    bool apart = slot >= first_draft && block.draft_group;
+    const uint8_t* from = sub_block_at(apart ? *block.draft_group : *block.group, layout,
+                                       apart ? 0 : block.layer, block.kv_head,
+                                       apart ? block.draft_table : block.block_table, source);
     copy_slot(layout, from, source % kSubTokens, gathered, slot % kSubTokens);
   }
   return gathered;

@@ -62,6 +62,21 @@ inline int64_t partial_bytes(int num_rows, int out_stride) {
   return arena.used();
 }
 
+// What one thread works on.
+struct ThreadScratch {
+  BlockScratch block;
+  Partial total;
+  Partial part;
+};
+
+// `thread` is null where bytes are counted.
+void take_thread(Arena& arena, const rl_kv_group& group, int out_stride, ThreadScratch* thread);
+
+void clear(const Partial& total, int num_rows, int out_stride);
+
+// Divides by the sum of the weights, a sink's among them, and writes the rows out.
+void finish(const RowBlock& block, const Partial& total, float* out);
+
 // One sequence's work. Its items are (KV head, split, block), blocks innermost, so that those that
 // read the same part of the cache follow each other. Where splits are not shared out an item is
 // (KV head, block), and walks over all splits.

@@ -181,6 +181,7 @@ void write_tokens(const rl_kv_group& group, const SubBlockLayout& layout, int la
   for (int token = first; token < last; ++token) {
     int64_t slot = sequence.start + token;
     int64_t row = sequence.first_row + token;
+    if (!is_here(group, block_table[slot / group.block_tokens])) continue;
     for (int head = 0; head < heads; ++head) {
       uint8_t* sub_block = sub_block_at(group, layout, layer, head, block_table, slot);
       const float* k_head = k + row * k_stride + head * layout.k_width;
@@ -240,6 +241,7 @@ void write_kv(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t
     int first_row = static_cast<int>(item) * kWriteTokens;
     for (int i = 0; i < batch.num_sequences; ++i) {
       const rl_sequence& sequence = batch.sequences[i];
+      if (sequence.cuts) continue;
       int first = std::max(first_row - sequence.first_row, 0);
       int last = std::min(first_row + kWriteTokens - sequence.first_row, sequence.num_tokens);
       write_tokens(group, layout, layer, sequence, sequence.block_tables[group_index], first, last,

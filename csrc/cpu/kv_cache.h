@@ -87,7 +87,15 @@ inline uint8_t* sub_block_at(const rl_kv_group& group, const SubBlockLayout& lay
          (head * sub_blocks + sub_block) * layout.bytes;
 }
 
-// rl_kv_write for tokens whose k and v begin k_stride and v_stride floats apart.
+// Whether this rank has a block, and which rank does, where ranks share contexts.
+inline bool is_here(const rl_kv_group& group, int32_t block) {
+  return group.num_blocks == 0 ||
+         (block >= group.first_block && block - group.first_block < group.num_blocks);
+}
+inline int32_t rank_of(const rl_kv_group& group, int32_t block) { return block / group.num_blocks; }
+
+// rl_kv_write for tokens whose k and v begin k_stride and v_stride floats apart. What is in blocks of
+// other ranks is left out, and so are ranges that ranks share (contexts.cpp).
 void write_kv(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t layer,
               const rl_batch& batch, const float* k, int64_t k_stride, const float* v,
               int64_t v_stride);

@@ -59,10 +59,7 @@ struct LatentAttend : Op {
         std::copy_n(c.row(RL_QUERY, t) + h * query_dim + nope_dim, rope_dim,
                     queries + (static_cast<int64_t>(t) * heads + h) * wide + latent_dim);
     });
-    auto* pool = reinterpret_cast<rl_pool*>(&c.pool);
-    void* scratch = c.spare.get<char>(
-        rl_attend_scratch_bytes(&c.groups[group], &attention, &c.batch, c.pool.num_threads()));
-    rl_attend(pool, &c.groups[group], group, layer, &attention, &c.batch, queries, mixed, scratch);
+    attend(c, group, layer, attention, queries, int64_t{heads} * wide, mixed);
     for (int h = 0; h < heads; ++h) {
       rows[h] = {mixed + h * latent_dim, static_cast<int64_t>(heads) * latent_dim, num_tokens,
                  latent_dim};

@@ -135,8 +135,7 @@ struct KVWrite : Op {
   int group, layer;
 
   void run(Context& c) const override {
-    write_kv(c.pool, c.groups[group], group, layer, c.batch, c.buffers[RL_KEY], c.widths[RL_KEY],
-             c.buffers[RL_VALUE], c.widths[RL_VALUE]);
+    write_kv(c, group, layer);
   }
 };
 
@@ -158,10 +157,7 @@ struct Attend : Op {
   rl_attention attention;
 
   void run(Context& c) const override {
-    void* scratch = c.spare.get<char>(
-        rl_attend_scratch_bytes(&c.groups[group], &attention, &c.batch, c.pool.num_threads()));
-    attend(c.pool, c.groups[group], group, layer, attention, c.batch, c.buffers[RL_QUERY],
-           c.widths[RL_QUERY], c.buffers[RL_H], scratch);
+    attend(c, group, layer, attention, c.buffers[RL_QUERY], c.widths[RL_QUERY], c.buffers[RL_H]);
   }
 };
 
@@ -363,6 +359,38 @@ struct ScaleHidden : Op {
       float* x = c.row(RL_X, t);
       for (int32_t i = 0; i < width; ++i) x[i] *= *factor;
     });
+  }
+};
+
+struct GatherRanges : Op {
+  int buffer;
+  int32_t width;
+
+  void run(Context& c) const override {
+    const rl_sequence *first = c.batch.sequences, *last = first + c.batch.num_sequences;
+    if (std::none_of(first, last, [](const rl_sequence& s) { return s.cuts; })) return;
+    auto ranks = c.group->num_ranks();
+    auto tokens_of = [&](const rl_sequence& s) {
+      return s.cuts ? s.cuts[ranks] - s.cuts[0] : s.num_tokens;
+    };
+    int64_t num_rows = last[-1].whole_row + tokens_of(last[-1]);
+    float* whole = c.gathered.get<float>(num_rows * width);
+    for (const rl_sequence* s = first; s < last; ++s) {
+      float* to = whole + int64_t{s->whole_row} * width;
+      int64_t before = s->cuts ? s->start - s->cuts[0] : 0;
+      for_tokens(c.pool, s->num_tokens, [&](int32_t t) {
+        std::copy_n(c.row(buffer, s->first_row + t), width, to + (before + t) * width);
+      });
+      if (!s->cuts) continue;
+      std::vector<int32_t> owners;
+      for (int r = 0; r < ranks; ++r) owners.insert(owners.end(), s->cuts[r + 1] - s->cuts[r], r);
+      int64_t bytes = width * int64_t{sizeof(float)};
+      if (!c.group->gather_rows(c.pool, reinterpret_cast<uint8_t*>(to), bytes, bytes, owners.data(),
+                                tokens_of(*s)))
+        throw std::bad_alloc();
+    }
+    for_tokens(c.pool, static_cast<int32_t>(num_rows),
+               [&](int32_t t) { std::copy_n(whole + int64_t{t} * width, width, c.row(buffer, t)); });
   }
 };
 

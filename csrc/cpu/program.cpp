@@ -19,7 +19,7 @@ struct rl_program {
   float head_scale = 1, head_softcap = 0;
   Buffer storage[RL_NUM_BUFFERS];
   float* buffers[RL_NUM_BUFFERS] = {};
-  Buffer panels, inner, up, spare, gathered, outputs, logits;
+  Buffer panels, inner, up, spare, gathered, outputs, staged, partials, logits;
   int64_t experts_read = 0;
   Group* group = nullptr;
   std::vector<int64_t> logit_parts;  // bytes before each rank's, if there are several
@@ -43,7 +43,7 @@ struct rl_program {
   Context context(rl_pool* pool, const rl_batch* batch, const rl_kv_group* groups,
                   const rl_adapter* const* adapters) {
     return {*reinterpret_cast<Pool*>(pool), *batch, groups, adapters, buffers, widths, ropes,
-            panels, inner, up, spare, gathered, outputs, experts_read, group};
+            panels, inner, up, spare, gathered, outputs, staged, partials, experts_read, group};
   }
 
   void fill_rope_tables(const rl_batch& batch, const float* const* cos_sin) {
@@ -308,6 +308,14 @@ int32_t rl_add_gather_tokens(rl_program* p, const int32_t* first, int32_t width)
     GatherTokens op;
     op.first.assign(first, first + p->group->num_ranks()), op.width = width;
     return boxed(std::move(op));
+  });
+}
+
+int32_t rl_add_gather_ranges(rl_program* p, int32_t buffer, int32_t width) {
+  return p->add([&] {
+    GatherRanges op;
+    op.buffer = buffer, op.width = width;
+    return boxed(op);
   });
 }
 

@@ -55,6 +55,7 @@ struct Context {
   std::vector<RopeTable>& ropes;
   // Scratch: panels of activations, the inside of a feed-forward network, and what else is needed.
   Buffer &panels, &inner, &up, &spare, &gathered, &outputs;
+  Buffer &staged, &partials;  // of contexts that ranks share: blocks, and what splits have come to
   int64_t& experts_read;
   Group* group;  // null where this is the only rank
 
@@ -66,6 +67,12 @@ struct Context {
     return {buffers[buffer], widths[buffer], num_tokens(), columns};
   }
 };
+
+// K and V of the batch's tokens into the cache of a layer, and attention over it, by this rank alone or by
+// all that share contexts. Attention leaves rows [T, H, out_width].
+void write_kv(Context& context, int32_t group, int32_t layer);
+void attend(Context& context, int32_t group, int32_t layer, const rl_attention& attention,
+            const float* q, int64_t q_stride, float* out);
 
 class Op {
  public:

@@ -146,7 +146,13 @@ typedef struct {
   int64_t layer_bytes;
   int64_t block_bytes;
   uint8_t* data;
+  /* Where ranks share contexts, a rank has blocks [first_block, first_block + num_blocks) alone, and
+   * `data` is where block 0 would be; each has as many. 0: all blocks are here. The blocks of
+   * RL_SHARED_TOKENS slots that begin at a multiple of it are one rank's. */
+  int32_t first_block;
+  int32_t num_blocks;
 } rl_kv_group;
+#define RL_SHARED_TOKENS 512
 
 /* Fills in layer_bytes and block_bytes. */
 RL_API void rl_kv_group_sizes(rl_kv_group* group);
@@ -163,7 +169,12 @@ typedef struct {
  * token sees all slots up to its own. `state` has what ops on states keep of the sequence, each at its
  * offset; a sequence that starts at 0 begins with zeros. It is read, and left as it is after the last
  * token. With a window a token sees the last `window` slots up to its own and the first `sinks` ones,
- * in layers that have no window of their own; blocks between them may be anyone's. */
+ * in layers that have no window of their own; blocks between them may be anyone's.
+ *
+ * Where ranks share contexts they share long ranges, too: rank r computes positions [cuts[r], cuts[r + 1]),
+ * of which start and num_tokens are this rank's, and there are no drafts. All cuts but the first and the
+ * last are where blocks begin. `whole_row` is the row of the whole range's first token after
+ * rl_add_gather_ranges. Other sequences have no cuts, and every rank computes all of their tokens. */
 typedef struct {
   int32_t first_row;
   int32_t num_tokens;
@@ -175,7 +186,9 @@ typedef struct {
   const rl_state_save* saves;
   int32_t num_saves;
   int32_t sinks;
-  int32_t window; /* 0: none */
+  int32_t window;      /* 0: none */
+  const int32_t* cuts; /* [ranks + 1], or NULL */
+  int32_t whole_row;   /* first_row if no sequence of the batch has cuts */
 } rl_sequence;
 
 typedef struct {
@@ -415,6 +428,9 @@ RL_API void rl_set_group(rl_program* program, rl_group* group);
 RL_API int32_t rl_add_gather(rl_program* program, int32_t buffer, const int32_t* first, int32_t dense);
 /* Rows of RL_X become those of the ranks whose table has the token: rank r's begins at first[r]. */
 RL_API int32_t rl_add_gather_tokens(rl_program* program, const int32_t* first, int32_t width);
+/* Rows of a buffer become those of all ranks, in the places that sequences' `whole_row` says: last of all
+ * ops, where ranks share contexts. rl_reserve has made room for so many. */
+RL_API int32_t rl_add_gather_ranges(rl_program* program, int32_t buffer, int32_t width);
 /* Run by rl_head after the product: the parts of logits that the ranks have. */
 RL_API void rl_set_gather_logits(rl_program* program, const int32_t* first);
 /* Not an op of the list: run by rl_head. */

@@ -49,7 +49,7 @@ def test_every_op_has_facts_that_agree(kind):
     assert isinstance(kind.facts, OpFacts)
     is_attention = kind in get_args(ops.AttentionOp)
     assert (kind.facts.kind is OpKind.ATTENTION) == is_attention
-    assert (kind.facts.collective is Collective.RING) == is_attention
+    assert (kind.facts.collective is Collective.CONTEXT) == is_attention
     assert (kind.facts.rows is Rows.ROUTED) == (kind.facts.kind is OpKind.EXPERTS)
 
 

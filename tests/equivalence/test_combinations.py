@@ -39,7 +39,15 @@ FEATURES = {
     "abort": Feature("every third request ends after two tokens"),
     "tiers": Feature("evicted KV goes to memory and comes back", {"kv_ram_tier_bytes": 2**24}),
 }
-PAIRS = [pair for pair in combinations(FEATURES, 2) if pair != ("int8 KV", "int4 KV")]
+RANKS = "context ranks"
+FEATURES[RANKS] = Feature("two ranks have a part of each context", {"context_parallel_size": 2})
+NO_PAIRS = {("int8 KV", "int4 KV"), ("window", RANKS), ("tiers", RANKS)}  # the last are refused
+PAIRS = [pair for pair in combinations(FEATURES, 2) if pair not in NO_PAIRS]
+# Ranks take seconds to start.
+RUN = [
+    pytest.param(pair, marks=pytest.mark.slow) if RANKS in pair and "chunking" not in pair else pair
+    for pair in PAIRS
+]
 WIDE = {"head_dim": 32}  # of which int4 is
 SETTINGS = {
     "executor": "cpu", "dtype": "float32", "block_tokens": BLOCK, "max_model_len": 128,
@@ -89,7 +97,7 @@ def baselines(folders):
     return baseline
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=" × ".join)
+@pytest.mark.parametrize("pair", RUN, ids=" × ".join)
 def test_pair(pair, folders, baselines):
     on = {name: FEATURES[name] for name in pair}
     shared = {key: value for feature in on.values() for key, value in feature.baseline.items()}
@@ -100,7 +108,8 @@ def test_pair(pair, folders, baselines):
     settings["kv_cache_dtype"] = shared.get("kv_cache_dtype", "auto")
     settings["enable_prefix_caching"] = "prefix cache" in on or "tiers" in on
     if "preemption" in on or "tiers" in on:  # without a small pool nothing leaves it
-        settings["kv_cache_memory_bytes"] = (128 // BLOCK + 3) * block_bytes
+        num_ranks = settings.get("context_parallel_size", 1)
+        settings["kv_cache_memory_bytes"] = (num_ranks * 128 // BLOCK + 3) * block_bytes
     samples = 3 if "n > 1" in on else 1
     with LLM(folders["window" in on], **settings) as llm:
         for _ in range(2 if settings["enable_prefix_caching"] else 1):

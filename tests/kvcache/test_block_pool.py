@@ -112,3 +112,32 @@ def test_misuse_is_caught():
         pool.share(blocks)
     with pytest.raises(AssertionError):
         pool.check_integrity(Counter({0: 1}))
+
+
+def test_a_table_has_runs_of_one_rank_after_the_other():
+    pool = BlockPool(24, num_ranks=3, run_blocks=2)  # blocks 0 to 7 are the first rank's
+    table = pool.allocate(5)
+    assert [block // 8 for block in table] == [0, 0, 1, 1, 2]
+    pool.grow(table, 3)
+    assert [block // 8 for block in table] == [0, 0, 1, 1, 2, 2, 0, 0]
+    assert pool.allocate(1)[0] // 8 == 1  # the first that has the most to give
+    assert pool.twin(table[4]) // 8 == 2
+    assert pool.num_in_turn(table) == 8
+    assert pool.num_in_turn([*table[:3], table[4], *table[4:]]) == 3
+
+
+def test_what_one_rank_lacks_is_not_had_from_another():
+    pool = BlockPool(8, num_ranks=2, run_blocks=2)
+    table = pool.allocate(2)
+    other = pool.allocate(2)
+    assert not pool.has_room(table, 5) and pool.has_room(table, 4)
+    assert not pool.has_room(table, 4, twins=other)
+    assert pool.has_room(table, 4, twins=other[:1], freed=[other])
+    pool.grow(table, 4)
+    assert pool.num_free == 0 and not pool.has_room([], 1)
+    assert pool.most_of_a_rank(table) == 4
+    pool.cache(other[0])
+    pool.release(other)
+    assert pool.has_room([], 2) and not pool.has_room([], 3)
+    pool.grow(found := [], 2)
+    assert sorted(found) == sorted(other)

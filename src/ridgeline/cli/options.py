@@ -33,7 +33,7 @@ COMMON_OPTIONS = {
 _NOT_OPTIONS = {"model"}
 _SHORT = {  # as in llama.cpp, vLLM
     "max_tokens": ("-n",), "tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",),
-    "expert_parallel_size": ("-ep",),
+    "expert_parallel_size": ("-ep",), "context_parallel_size": ("-cp",),
 }  # fmt: skip
 _CLAUSE_END = re.compile(r"[.;] ")  # --help has the first clause, --help-all all of them
 _NUMBER = re.compile(r"-\.?\d")  # a value, and no option

@@ -12,6 +12,7 @@ from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.core.settings.reading import read_settings
 from ridgeline.core.settings.scheduling import SchedulingSettings
 from ridgeline.core.settings.speculation import SpeculationSettings
+from ridgeline.core.sharding import context_blocks
 from ridgeline.core.spec import ModelSpec
 from ridgeline.core.spelling import suggestion
 
@@ -54,7 +55,7 @@ class ResolvedConfig:
 
     ``num_blocks[g]`` is the size of the pool of group g (`core.spec.cache_groups`),
     ``num_draft_blocks[g]`` of the draft model's, which is empty without one. ``num_ranks``
-    processes have a part of the model each.
+    processes have a part of the model each, and ``context_ranks`` of them of each sequence's KV.
     """
 
     executor: str
@@ -72,6 +73,7 @@ class ResolvedConfig:
     verification: str = "exact"
     scheduling_policy: str = "fcfs"
     num_ranks: int = 1
+    context_ranks: int = 1
 
 
 def resolve(
@@ -107,14 +109,23 @@ def resolve(
     budget = config.kv_cache_memory_bytes or default
     more = "kv_cache_memory_bytes" + ("" if kv_bytes is None else " or gpu_memory_utilization")
     groups = [*cache_groups(spec), *(cache_groups(draft_spec) if draft_spec else ())]
+    # A draft model's contexts are not shared.
+    num_own = len(cache_groups(spec))
+    context_ranks = [
+        config.context_parallel_size if place < num_own else 1 for place in range(len(groups))
+    ]
     block_bytes += draft_block_bytes
 
     def needed(length: int) -> tuple[int, ...]:
         return tuple(
             states_per_sequence(length, every=config.state_checkpoint_tokens)
             if isinstance(group, StateGroup)
-            else blocks_per_sequence(length, group.window, block_tokens=config.block_tokens)
-            for group in groups
+            else context_blocks(
+                blocks_per_sequence(length, group.window, block_tokens=config.block_tokens),
+                num_ranks,
+                config.block_tokens,
+            )
+            for group, num_ranks in zip(groups, context_ranks, strict=True)
         )
 
     def num_bytes(blocks: tuple[int, ...]) -> int:
@@ -131,7 +142,10 @@ def resolve(
     share: float = config.max_num_seqs
     if groups:
         share = min(share, budget / num_bytes(per_sequence))
-    num_blocks = tuple(int(n * share) for n in per_sequence)
+    num_blocks = tuple(
+        int(n * share) // ranks * ranks
+        for n, ranks in zip(per_sequence, context_ranks, strict=True)
+    )
     return ResolvedConfig(
         executor=executor,
         dtype=dtype,
@@ -141,13 +155,14 @@ def resolve(
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
         enable_prefix_caching=bool(groups) and config.enable_prefix_caching and config.reuse_kv,
-        num_blocks=num_blocks[: len(cache_groups(spec))],
-        num_draft_blocks=num_blocks[len(cache_groups(spec)) :],
+        num_blocks=num_blocks[:num_own],
+        num_draft_blocks=num_blocks[num_own:],
         kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),
         seed=config.seed,
         verification=config.verification,
         scheduling_policy=config.scheduling_policy,
         num_ranks=config.num_ranks,
+        context_ranks=config.context_parallel_size,
     )
 
 

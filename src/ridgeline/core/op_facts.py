@@ -26,7 +26,7 @@ class Rows(Enum):
 
 
 class Collective(Enum):
-    """What the ranks exchange after an op (of a ring: meanwhile), if there are several."""
+    """What the ranks exchange after an op, if there are several."""
 
     NONE = "none"
     ALL_REDUCE = "all-reduce"  # tensor-parallel ranks add up their partial sums
@@ -34,7 +34,7 @@ class Collective(Enum):
     EXPERTS = "experts"  # tokens go to their experts' ranks and back; else an all-reduce
     ALL_GATHER = "all-gather"  # of the tensor-parallel ranks' logits
     ITSELF = "itself"  # the op is an exchange: it stands in the list of a rank's ops
-    RING = "ring"  # context-parallel ranks pass K and V of the pass around
+    CONTEXT = "context"  # context-parallel ranks: K and V, or what attention to them came to
 
 
 class Role(Enum):

@@ -45,7 +45,16 @@ from ridgeline.core.op_weights import (
     WholeOutputGate,
     WholeProduct,
 )
-from ridgeline.core.rank_ops import Gather, GatherLogits, GatherTokens, ReceiveHidden, SendHidden
+from ridgeline.core.rank_ops import (
+    Gather,
+    GatherContext,
+    GatherLogits,
+    GatherRanges,
+    GatherSplits,
+    GatherTokens,
+    ReceiveHidden,
+    SendHidden,
+)  # fmt: skip
 from ridgeline.core.spec import (
     Activation,
     ClampedSwiGLU,
@@ -72,6 +81,7 @@ __all__ = [
     "Attend",
     "AttentionOp",
     "BidirectionalAttend",
+    "ContextOp",
     "ConvProject",
     "DeltaProject",
     "Down",
@@ -81,8 +91,11 @@ __all__ = [
     "GateUp",
     "GatedDelta",
     "Gather",
+    "GatherContext",
     "GatherLogits",
     "GatherOp",
+    "GatherRanges",
+    "GatherSplits",
     "GatherTokens",
     "GrowQueries",
     "Head",
@@ -266,7 +279,7 @@ class Attend:
     ``sinks``[H] are logits that join each head's softmax, without a value.
     """
 
-    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.RING)
+    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.CONTEXT)
     layer: int
     group: int
     num_heads: int
@@ -298,7 +311,7 @@ class BidirectionalAttend:
     ``window``: of tokens before and after, those less than so many positions away.
     """
 
-    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.RING)
+    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.CONTEXT)
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -329,7 +342,7 @@ class LatentAttend:
     (absorbed); the results are the same.
     """
 
-    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.RING)
+    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.CONTEXT)
     layer: int
     group: int
     expand: Expansion
@@ -490,13 +503,14 @@ Op = (
     | LatentAttend | BidirectionalAttend | ConvProject | ShortConv | DeltaProject | GatedDelta
     | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Xielu | Down | MoE
     | SharedExpert | AddShared | AddResidual | ScaleHidden | Head | Gather | GatherTokens
-    | GatherLogits | SendHidden | ReceiveHidden | LayerEmbed | LayerInput | KeepFeatures
-    | ReadFeatures | JoinFeatures
+    | GatherLogits | GatherContext | GatherSplits | GatherRanges | SendHidden | ReceiveHidden
+    | LayerEmbed | LayerInput | KeepFeatures | ReadFeatures | JoinFeatures
 )  # fmt: skip
 
 
 AttentionOp = Attend | LatentAttend | BidirectionalAttend
 GatherOp = Gather | GatherTokens | GatherLogits
+ContextOp = GatherContext | GatherSplits | GatherRanges  # of context-parallel ranks
 StageOp = SendHidden | ReceiveHidden
 FeatureOp = KeepFeatures | ReadFeatures | JoinFeatures
 StateOp = ShortConv | GatedDelta | SelectiveScan  # those that read and write the sequences' states

@@ -23,7 +23,9 @@ class KVLayout:
     ``block_bytes[g]`` is the size of one block of group g, that of a state the last, if there are
     ``states``. ``digest`` names the layout (format,
     order, version, rank): blocks with another digest are not importable. It does not name the
-    weights; whoever keeps blocks beyond the executor's life adds them.
+    weights; whoever keeps blocks beyond the executor's life adds them. With several
+    ``context_ranks`` each has as many blocks as the others, in the order of their numbers, and runs
+    of `sharding.RUN_TOKENS` tokens of a sequence are one rank's after the other's.
     """
 
     block_tokens: int
@@ -31,6 +33,7 @@ class KVLayout:
     block_bytes: tuple[int, ...]
     digest: str
     states: StateGroup | None = None
+    context_ranks: int = 1
 
 
 class StepHandle(Protocol):

@@ -54,6 +54,41 @@ class GatherLogits(_Parts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatherContext:
+    """Part of the `KVWrite` before it: of ranges that context-parallel ranks share, all ranks have
+    the blocks of K and V of one layer, until those after it, each from the rank that holds or
+    computed it."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    num_kv_heads: int
+    k_width: int
+    v_width: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherSplits:
+    """Part of the attention before it: of other ranges, all ranks have what each token's attention
+    to each run of KV came to (a maximum, a sum and ``width`` elements for each head), from the rank
+    that holds the run, and merge them in order."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    num_heads: int
+    width: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherRanges:
+    """h[T, D]: rows of shared ranges from the ranks that computed them; T is then that of all
+    ranks."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    hidden_size: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendHidden:
     """x[T, D] goes to the next stage of the pipeline."""
 

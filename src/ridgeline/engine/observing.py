@@ -11,6 +11,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.core.expert_load import ExpertLoad, expert_load
 from ridgeline.core.ops import MoE, Op
+from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
 from ridgeline.core.sharding import borders
@@ -40,11 +41,15 @@ def make_observer(
 ) -> Observer:
     """An observer; without a calibration of the executor it counts, and has no ceilings."""
     priced = {
-        role: priced_model(
-            with_exchanges(model, executor, role),
-            executor.name,
-            kv_cache_dtype=config.kv_cache_dtype,
-            held=executor.weight_formats(role),
+        role: replace(
+            priced_model(
+                with_exchanges(model, executor, role),
+                executor.name,
+                kv_cache_dtype=config.kv_cache_dtype,
+                held=executor.weight_formats(role),
+            ),
+            layout=ParallelLayout(context=executor.kv_layout(role).context_ranks),
+            block_tokens=config.block_tokens,
         )
         for role, model in models.items()
     }
@@ -76,7 +81,8 @@ def load_of_experts(executor: Executor) -> ExpertLoad | None:
 
 def with_exchanges(model: ExecutorModel, executor: Executor, role: ModelRole) -> ExecutorModel:
     """Ranks of one machine share its memory and its processors: together they are one process that
-    has to exchange, too. What each expert-parallel rank has whole is computed by all of them."""
+    has to exchange, too. What each expert- or context-parallel rank has whole is computed by all of
+    them."""
     if not isinstance(executor, DistributedExecutor):
         return model
     layout = executor.layout_for(role)

@@ -157,6 +157,7 @@ def _check_compression(info: EngineInfo, compression: KVCompression) -> None:
     reasons = {
         f"executor {config.executor}": not executor_traits(config.executor).compresses_kv,
         "reuse_kv off": not config.num_blocks,
+        "context_parallel_size": config.context_ranks > 1,
     }
     if num_choosing:
         mixers = [layer.state or layer.attention for layer in info.spec.layers]

@@ -31,7 +31,8 @@ class ExecutorModel:
     target's first layers and head, and has the target's weights and KV (`exit_after`).
     ``borrowed``: it is a drafter that reads the target's hidden states (`ModelSpec.draft_head`),
     and has these weights of the target's, which ``weights`` lacks, here with their names there;
-    ``token_ids``[rows of its head] are its tokens in the target's vocabulary, if it has not all.
+    ``token_ids``[rows of its head] are its tokens in the target's vocabulary, if it has not all. Of
+    the KV that ``context_ranks`` share, this is the part of the group's rank.
     """
 
     spec: ModelSpec
@@ -43,6 +44,7 @@ class ExecutorModel:
     group: "RankGroup | None" = None
     pipe: StagePipe | None = None
     is_exit: bool = False
+    context_ranks: int = 1
     borrowed: Mapping[str, str] | None = None
     token_ids: Array | None = None
 
@@ -103,6 +105,7 @@ class ExecutorModel:
             adapters=adapters,
             group=group,
             pipe=pipe,
+            context_ranks=layout.context,
         )
 
     def check_not_quantized_twice(self, weight: Weight, *, may_have_its_bits: bool = False) -> None:

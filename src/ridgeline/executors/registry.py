@@ -127,7 +127,13 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
         able = ", ".join(each.name for each in _TRAITS.values() if each.runs_parts)
         raise SettingsError(
             f"The {name} executor runs no parts of models; tensor_parallel_size, "
-            f"pipeline_parallel_size and expert_parallel_size are for {able}."
+            "pipeline_parallel_size, expert_parallel_size and context_parallel_size are for "
+            f"{able}."
+        )
+    if config.context_parallel_size > 1 and not traits.shares_contexts:
+        able = ", ".join(each.name for each in _TRAITS.values() if each.shares_contexts)
+        raise SettingsError(
+            f"context_parallel_size is of the {able} executor, and this is {name}; leave it out."
         )
     from ridgeline.executors.distributed.executor import DistributedExecutor
 
@@ -148,7 +154,7 @@ def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:
     if config.num_ranks > 1:
         raise SettingsError(
             "weights_memory_bytes does not work with tensor_parallel_size, "
-            "pipeline_parallel_size or expert_parallel_size."
+            "pipeline_parallel_size, expert_parallel_size or context_parallel_size."
         )
 
 
@@ -166,6 +172,7 @@ def _check_shared_kv(models: Models, config: EngineConfig, traits: ExecutorTrait
         "tensor_parallel_size": config.tensor_parallel_size > 1,
         "pipeline_parallel_size": config.pipeline_parallel_size > 1,
         "expert_parallel_size": config.expert_parallel_size > 1,
+        "context_parallel_size": config.context_parallel_size > 1,
         "workers": config.workers > 0,
     }
     if name := _first_set(lacking):

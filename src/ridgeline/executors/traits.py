@@ -58,6 +58,7 @@ class ExecutorTraits:
         is_native: whether it computes with the kernels of ``csrc``, for whose ceilings there are
             loops of our own, rather than with PyTorch's.
         runs_parts: whether it runs one rank's part of a model, with exchanges among the ops.
+        shares_contexts: whether its ranks can share contexts (`context_parallel_size`).
         calibrated_formats: weights that its steps are calibrated in; none: it is not calibrated.
         own_bench: one sentence on what measures it where `ridgeline bench` does not.
         compresses_kv: whether a request may leave tokens out of its KV.
@@ -86,6 +87,7 @@ class ExecutorTraits:
     dense_attention: bool = False
     is_native: bool = False
     runs_parts: bool = False
+    shares_contexts: bool = False
     calibrated_formats: Sequence[str] = ()
     own_bench: str | None = None
     compresses_kv: bool = True

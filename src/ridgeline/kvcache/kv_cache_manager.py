@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from ridgeline.core.config import MIN_STATES, blocks_per_sequence
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, OverloadedError
 from ridgeline.core.kv_compression import KVSelection, KVWindow
+from ridgeline.core.sharding import context_blocks
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import PrefixCache
 from ridgeline.kvcache.reports import KVUsage
@@ -146,7 +147,9 @@ class KVCacheManager:
         if group == len(self._cache.windows):
             return MIN_STATES
         window = self._cache.windows[group]
-        return blocks_per_sequence(self._max_length, window, block_tokens=self.block_tokens)
+        columns = blocks_per_sequence(self._max_length, window, block_tokens=self.block_tokens)
+        num_ranks = self._cache.pools[group].num_ranks
+        return context_blocks(columns, num_ranks, self.block_tokens)
 
     def _check_pins(self) -> None:
         """Raise `OutOfMemoryError` unless a sequence of full length fits beside the pins."""
@@ -154,7 +157,7 @@ class KVCacheManager:
             pinned = {block for tables in self._pins.values() for block in tables[group]}
             pinned.discard(NO_BLOCK)
             needed = self._blocks_needed(group)
-            if len(pinned) + needed > pool.num_blocks:
+            if pool.num_ranks * pool.most_of_a_rank(pinned) + needed > pool.num_blocks:
                 raise OutOfMemoryError(
                     f"The pinned prefixes would take {len(pinned)} of the {pool.num_blocks} KV "
                     f"blocks, and a sequence of {self._max_length} tokens needs {needed}."

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS
+from ridgeline.core.sharding import RUN_TOKENS
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.reports import MissReport
 
@@ -79,6 +80,7 @@ class PrefixCache:
         *,
         ttl_s: float | None = None,
         state_tokens: int = STATE_CHECKPOINT_TOKENS,
+        context_ranks: int = 1,
     ) -> None:
         self._ttl_s = ttl_s
         self.has_states = len(num_blocks) > len(windows)
@@ -89,7 +91,12 @@ class PrefixCache:
         self._nodes: dict[bytes, Node] = {}
         self._holders: list[dict[int, Node]] = [{} for _ in num_blocks]  # block -> node
         self.pools = tuple(
-            BlockPool(count, on_evict=lambda block, group=group: self._evicted(group, block))  # type: ignore[misc]
+            BlockPool(
+                count,
+                on_evict=lambda block, group=group: self._evicted(group, block),  # type: ignore[misc]
+                num_ranks=context_ranks,
+                run_blocks=max(1, RUN_TOKENS // block_tokens),
+            )
             for group, count in enumerate(num_blocks)
         )
 
@@ -107,6 +114,8 @@ class PrefixCache:
         """
         nodes = list(self._walk(root_key, token_ids))
         count = self._usable(nodes)
+        for group, pool in enumerate(self.pools):
+            count = min(count, pool.num_in_turn([node.blocks[group] for node in nodes[:count]]))
         tables = []
         for group in range(len(self.pools)):
             first = self.first_visible_block(group, count * self.block_tokens)

@@ -211,9 +211,9 @@ class SequenceKV:
         for group, pool in enumerate(self._pools):
             table = self._tables[group]
             held = sum(entry != NO_BLOCK for entry in table)
-            shared = len(self._shared_entries(table, pool, self.num_computed))
-            missing = self._most_blocks(group, length) - held + shared - pool.num_free
-            if missing > 0 and missing > pool.num_freed(each._tables[group] for each in others):
+            fresh = self._most_blocks(group, length) - held
+            twins = self._shared_blocks(table, pool, self.num_computed)
+            if not pool.has_room(table, fresh, twins, (each._tables[group] for each in others)):
                 return False
         return True
 
@@ -235,8 +235,12 @@ class SequenceKV:
         if self._states is not None and not self._states.can_write():
             return False
         return stop <= self.num_writable or all(
-            self._num_missing(group, start, stop) <= pool.num_free
-            for group, pool in enumerate(self._pools)
+            pool.has_room(
+                table,
+                max(0, self._num_columns(stop) - len(table)),
+                self._shared_blocks(table, pool, start),
+            )
+            for table, pool in zip(self._tables, self._pools, strict=True)
         )
 
     def clip_to_windows(
@@ -277,15 +281,15 @@ class SequenceKV:
         for group, pool in enumerate(self._pools):
             table, first_known = self._tables[group], self._num_sent[group]
             for entry in self._shared_entries(table, pool, start):
-                (fresh,) = pool.allocate(1)
+                fresh = pool.twin(table[entry])
                 copies.append(BlockCopy(group=group, source=table[entry], target=fresh))
                 pool.release([table[entry]])
                 table[entry] = fresh
                 first_known = min(first_known, entry)
-            table.extend(pool.allocate(max(0, self._num_columns(stop) - len(table))))
+            pool.grow(table, max(0, self._num_columns(stop) - len(table)))
             spare = self._num_columns(reserve) - len(table)
-            if 0 < spare <= pool.num_free and self._windows[group] is None:
-                table.extend(pool.allocate(spare))
+            if spare > 0 and self._windows[group] is None and pool.has_room(table, spare):
+                pool.grow(table, spare)
             if first_known < len(table):
                 blocks = tuple(table[first_known:])
                 updates.append(BlockTableUpdate(group=group, first=first_known, blocks=blocks))
@@ -423,7 +427,5 @@ class SequenceKV:
             if pool.is_shared(table[entry])
         ]
 
-    def _num_missing(self, group: int, start: int, stop: int) -> int:
-        table, pool = self._tables[group], self._pools[group]
-        fresh = max(0, self._num_columns(stop) - len(table))
-        return fresh + len(self._shared_entries(table, pool, start))
+    def _shared_blocks(self, table: list[int], pool: BlockPool, start: int) -> list[int]:
+        return [table[entry] for entry in self._shared_entries(table, pool, start)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ridgeline.core import ops
+from ridgeline.core.cache_groups import shares_kv
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.ops import Op, Weight
 from ridgeline.core.parallel_layout import ParallelLayout
@@ -43,6 +44,8 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
     _check_shared_kv(spec)
     if layout.stage_ranks == 1:
         return Shard(spec=spec, ops=lower(spec), rows={})
+    if layout.context > 1:
+        return Shard(spec=spec, ops=_with_contexts(spec, layout.context), rows={})
     of_experts = _Parts(spec, layout.stage_ranks, place)
     if layout.tensor == 1:  # all but the experts are whole
         check_experts(spec, layout.expert)
@@ -73,6 +76,49 @@ def _check_shared_kv(spec: ModelSpec) -> None:
                 f"Layer {layer} of this {spec.model_type} model reads K and V of layer {source}, "
                 "which another stage of the pipeline would have; lower pipeline_parallel_size."
             )
+
+
+def _with_contexts(spec: ModelSpec, num_ranks: int) -> tuple[Op, ...]:
+    """All of a model's ops, and what ranks that share contexts exchange.
+
+    Raises:
+        SettingsError: they cannot share those of this model.
+    """
+    mixers = [layer.state or layer.attention for layer in spec.layers]
+    plain = [each for each in mixers if isinstance(each, AttentionSpec)]
+    model_ops = lower(spec)
+    reasons = {
+        "its layers keep states": any(layer.state for layer in spec.layers),
+        "it attends to tokens in both directions": any(
+            isinstance(op, ops.BidirectionalAttend) for op in model_ops
+        ),
+        "some of its layers attend within a window": any(each.window for each in plain),
+        "some of its layers read K and V of others": shares_kv(spec),
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise SettingsError(
+                f"Ranks cannot share the contexts of a {spec.model_type} model: {reason}. Leave "
+                "context_parallel_size out."
+            )
+    found: list[Op] = []
+    for op in model_ops:
+        if isinstance(op, ops.Head):
+            found.append(ops.GatherRanges(hidden_size=spec.hidden_size, num_ranks=num_ranks))
+        found.append(op)
+        if isinstance(op, ops.KVWrite):
+            heads, k_width, v_width = op.num_kv_heads, op.k_width, op.v_width
+            found.append(
+                ops.GatherContext(
+                    num_kv_heads=heads, k_width=k_width, v_width=v_width, num_ranks=num_ranks
+                )
+            )
+        if isinstance(op, ops.Attend | ops.LatentAttend):
+            width = op.latent_dim if isinstance(op, ops.LatentAttend) else op.head_dim
+            found.append(ops.GatherSplits(num_heads=op.num_heads, width=width, num_ranks=num_ranks))
+    if not spec.has_head:
+        found.append(ops.GatherRanges(hidden_size=spec.hidden_size, num_ranks=num_ranks))
+    return tuple(found)
 
 
 def check_experts(spec: ModelSpec, num_ranks: int) -> None:

@@ -136,6 +136,7 @@ class LayoutPrice:
             "tensor_parallel": layout.tensor,
             "pipeline_parallel": layout.pipeline,
             "expert_parallel": layout.expert,
+            "context_parallel": layout.context,
             "replicas": self.replicas,
             "max_batch": self.max_batch,
             "fits": self.fits,
@@ -185,8 +186,8 @@ def layout_options(layout: ParallelLayout, replicas: int = 1) -> str:
     >>> layout_options(ParallelLayout(tensor=2), 4)
     '-tp 2 -dp 4'
     """
-    sizes = (layout.tensor, layout.pipeline, layout.expert, replicas)
-    axes = zip(("-tp", "-pp", "-ep", "-dp"), sizes, strict=True)
+    sizes = (layout.tensor, layout.pipeline, layout.expert, layout.context, replicas)
+    axes = zip(("-tp", "-pp", "-ep", "-cp", "-dp"), sizes, strict=True)
     return " ".join(f"{name} {size}" for name, size in axes if size > 1) or "-tp 1"
 
 
@@ -222,6 +223,8 @@ def _layouts(question: Question) -> Iterator[ParallelLayout]:
     host = min(count, question.machine.host_devices)
     has_experts = any(isinstance(op, MoE) for op in question.model.ops)
     for width in (n for n in range(1, host + 1) if count % n == 0):
+        if width > 1:
+            yield ParallelLayout(context=width)
         for stages in range(1, min(count // width, len(spec.layers)) + 1):
             if count % (width * stages) == 0:
                 yield ParallelLayout(tensor=width, pipeline=stages)
@@ -284,7 +287,8 @@ def _stage(layout: ParallelLayout, rank: int) -> int:
 
 def _part(model: PricedModel, layout: ParallelLayout, rank: int) -> PricedModel:
     part = shard(model.spec, layout, rank)
-    return replace(model, spec=part.spec, ops=part.ops, layout=ParallelLayout())
+    own = ParallelLayout(context=layout.context)
+    return replace(model, spec=part.spec, ops=part.ops, layout=own)
 
 
 def _without_send(model: PricedModel) -> PricedModel:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.plan import Pass, Segment
+from ridgeline.core.sharding import LEAST_TOKENS
 
 Integers = npt.NDArray[np.int64]
 NO_ADAPTERS: Mapping[int, int] = {}
@@ -38,6 +39,11 @@ class BatchShape:
     @property
     def num_segments(self) -> int:
         return len(self.starts)
+
+    def shared_by(self, context_ranks: int) -> npt.NDArray[np.bool_]:
+        """The segments that context-parallel ranks share (`core.sharding.is_shared`)."""
+        least = LEAST_TOKENS * context_ranks if context_ranks > 1 else _EVERYTHING
+        return self.stops - self.starts >= least
 
     def visible_pairs(self, window: int | None) -> int:
         """(query, key) pairs that attention needs: each position sees itself and those before it,

@@ -16,7 +16,10 @@ from ridgeline.core.ops import (
     GateHeads,
     GateUp,
     Gather,
+    GatherContext,
     GatherLogits,
+    GatherRanges,
+    GatherSplits,
     GatherTokens,
     GrowQueries,
     Head,
@@ -136,8 +139,10 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return {op.buffer: op.own}, {op.buffer: op.borders[-1]}
         case GatherTokens():
             return {"x": hidden}, {"x": hidden}
-        case GatherLogits():
+        case GatherLogits() | GatherContext() | GatherSplits():
             return {}, {}
+        case GatherRanges():
+            return {"h": hidden}, {"h": hidden}
         case SendHidden():
             return {"x": hidden}, {}
         case ReceiveHidden():

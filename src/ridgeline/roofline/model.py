@@ -10,7 +10,7 @@ from typing import Any
 from ridgeline.core.cache_groups import KVGroup, StateGroup, kv_groups, state_group
 from ridgeline.core.formats import BFLOAT16, NumberFormat
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import AttentionOp, Op, StateOp, Weight
+from ridgeline.core.ops import AttentionOp, ContextOp, Op, StateOp, Weight
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import ModelSpec, RoutingSpec
 from ridgeline.core.weight_uses import op_weights, weight_uses
@@ -42,6 +42,7 @@ class PricedModel:
         dense_attention: masked scores are computed too (the reference executor does).
         adapter_elements: of the low-rank matrices of each LoRA adapter, in ``activations``; adapter
             1 is the first.
+        block_tokens: of a KV block, which context-parallel ranks exchange whole.
     """
 
     spec: ModelSpec
@@ -56,6 +57,7 @@ class PricedModel:
     products_by_weight: bool = False
     kernels: KernelModel = PLAIN
     adapter_elements: tuple[int, ...] = ()
+    block_tokens: int = 16
 
     @property
     def compute_format(self) -> NumberFormat:
@@ -130,6 +132,11 @@ class PricedModel:
         """Matrices of the layers, routers excepted."""
         uses = (use for op in self.ops for use in weight_uses(op))
         return frozenset(use.weight.name for use in uses if use.role in _QUANTIZED)
+
+    @cached_property
+    def lists_exchanges(self) -> bool:
+        """Whether what context-parallel ranks exchange stands in the list of ops."""
+        return any(isinstance(op, ContextOp) for op in self.ops)
 
     @cached_property
     def grouped_ops(self) -> tuple[tuple[Op, int], ...]:

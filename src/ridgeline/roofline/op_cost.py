@@ -32,8 +32,11 @@ from ridgeline.core.ops import (
     GateHeads,
     GateUp,
     Gather,
+    GatherContext,
     GatherLogits,
     GatherOp,
+    GatherRanges,
+    GatherSplits,
     GatherTokens,
     GrowQueries,
     Head,
@@ -62,7 +65,7 @@ from ridgeline.core.ops import (
     StateOp,
     Xielu,
 )
-from ridgeline.core.sharding import num_kv_parts, num_parts
+from ridgeline.core.sharding import RUN_TOKENS, num_kv_parts, num_parts
 from ridgeline.core.weight_uses import WeightUse, experts_of, weight_uses
 from ridgeline.roofline.batch import BatchShape
 from ridgeline.roofline.model import PricedModel
@@ -79,7 +82,17 @@ class _Pricing:
     @property
     def tokens(self) -> float:
         """Tokens that this rank computes."""
-        return self.batch.num_tokens / self.model.layout.context
+        ranks = self.model.layout.context
+        if ranks == 1:
+            return self.batch.num_tokens
+        shared = self.shared_tokens
+        return self.batch.num_tokens - shared + shared / ranks
+
+    @property
+    def shared_tokens(self) -> int:
+        """Of ranges that context-parallel ranks share."""
+        lengths = self.batch.stops - self.batch.starts
+        return int(lengths[self.batch.shared_by(self.model.layout.context)].sum())
 
     @property
     def ranks(self) -> int:
@@ -106,12 +119,14 @@ class _Pricing:
     def moved(self, elements_per_token: float) -> Work:
         return Work(activation_bytes=self.buffers(elements_per_token))
 
-    def kv_heads(self, op: QKVProject | HeadNorm | Rope | KVWrite | AttentionOp) -> float:
+    def kv_heads(
+        self, op: QKVProject | HeadNorm | Rope | KVWrite | GatherContext | AttentionOp
+    ) -> float:
         """KV heads that this rank holds."""
         heads = op.num_kv_heads  # none of a layer that reads those of another
         return heads / num_kv_parts(heads, self.model.layout) if heads else 0.0
 
-    def kv_row_bytes(self, op: KVWrite | AttentionOp) -> float:
+    def kv_row_bytes(self, op: KVWrite | GatherContext | AttentionOp) -> float:
         """Of K and V of a token in one layer, on this rank."""
         form, widths = self.model.kv_format, (op.k_width, op.v_width)
         return self.kv_heads(op) * sum(form.num_bytes((width,)) for width in widths if width)
@@ -121,7 +136,9 @@ def op_work(op: Op, batch: BatchShape, model: PricedModel) -> Work:
     """What an op moves and computes for a batch, on one rank; exact but for experts touched."""
     p = _Pricing(model, batch)
     work = _local_work(op, p)
-    return work if model.layout.num_ranks == 1 else work + _exchanged(op, p)
+    if model.layout.num_ranks == 1 or model.lists_exchanges:
+        return work
+    return work + _exchanged(op, p)
 
 
 def _local_work(op: Op, p: _Pricing) -> Work:
@@ -160,7 +177,7 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return p.products(op) + p.moved(hidden + outputs)
         case KVWrite():
             width = p.kv_heads(op) * (op.k_width + op.v_width)
-            written = p.tokens * p.kv_row_bytes(op)
+            written = p.batch.num_tokens / p.model.layout.context * p.kv_row_bytes(op)
             return Work(kv_write_bytes=written, activation_bytes=p.buffers(width))
         case Attend():
             return _attend(op, p)
@@ -211,6 +228,12 @@ def _local_work(op: Op, p: _Pricing) -> Work:
         case GatherLogits():
             size = max(4.0, p.model.activation_bytes)
             return _gathered(op, op.own, op.borders[-1], p.batch.logit_rows, size)
+        case GatherContext():
+            return _context_gathered(op, p)
+        case GatherSplits():
+            return _splits_gathered(op.num_heads, op.width, p)
+        case GatherRanges():
+            return _ranges_gathered(hidden, p)
         case ReceiveHidden():
             return p.moved(hidden)
         case KeepFeatures():
@@ -273,13 +296,57 @@ def _exchanged(op: Op, p: _Pricing) -> Work:
             return Work(link_bytes=2 * (p.ranks - 1) / p.ranks * hidden, link_messages=1)
         case Collective.ALL_GATHER:
             assert isinstance(op, Head)
+            ranges = _ranges_gathered(p.model.spec.hidden_size, p)
             if p.ranks == 1 or not p.batch.logit_rows:
-                return Work()
-            return Work(link_bytes=_logits_bytes(op, p) * (p.ranks - 1), link_messages=1)
-        case Collective.RING:
+                return ranges
+            return ranges + Work(link_bytes=_logits_bytes(op, p) * (p.ranks - 1), link_messages=1)
+        case Collective.CONTEXT:
             assert isinstance(op, AttentionOp)
-            others = layout.context - 1
-            return Work(link_bytes=others * p.tokens * p.kv_row_bytes(op), link_messages=others)
+            if isinstance(op, BidirectionalAttend) or layout.context == 1:
+                return Work()
+            width = op.latent_dim if isinstance(op, LatentAttend) else op.head_dim
+            return _context_gathered(op, p) + _splits_gathered(op.num_heads, width, p)
+
+
+def _context_gathered(op: GatherContext | AttentionOp, p: _Pricing) -> Work:
+    """K and V of each shared range and of all before it, in whole blocks; a range with something
+    before it takes two exchanges. Which rank has a block is not known: this is the mean."""
+    ranks, size = p.model.layout.context, p.model.block_tokens
+    shared = p.batch.shared_by(ranks)
+    starts, stops = p.batch.starts[shared], p.batch.stops[shared]
+    blocks = int((-(-starts // size) + -(-stops // size) - starts // size).sum())
+    num_bytes = blocks * size * p.kv_row_bytes(op)
+    return Work(
+        activation_bytes=num_bytes * (1 + 1 / ranks),
+        link_bytes=num_bytes * (ranks - 1) / ranks,
+        link_messages=len(starts) + int(np.count_nonzero(starts)),
+    )
+
+
+def _splits_gathered(num_heads: int, width: int, p: _Pricing) -> Work:
+    """Of each token of ranges that are not shared, head and run of KV a maximum, a sum, and
+    elements in whole vectors of 16; always float32. The mean of ranks."""
+    ranks = p.model.layout.context
+    own = ~p.batch.shared_by(ranks)
+    starts, stops = p.batch.starts[own], p.batch.stops[own]
+    rows = int(((stops - starts) * -(-stops // RUN_TOKENS)).sum()) * num_heads
+    num_bytes = rows * (-(-width // 16) * 16 + 2) * 4.0
+    return Work(
+        activation_bytes=num_bytes * (1 + 1 / ranks),
+        link_bytes=num_bytes * (ranks - 1) / ranks,
+        link_messages=min(1, len(starts)),
+    )
+
+
+def _ranges_gathered(hidden: int, p: _Pricing) -> Work:
+    """Hidden states of shared ranges; the mean of ranks."""
+    ranks = p.model.layout.context
+    num_bytes = p.shared_tokens * hidden * p.model.activation_bytes
+    return Work(
+        activation_bytes=num_bytes * (1 + 1 / ranks),
+        link_bytes=num_bytes * (ranks - 1) / ranks,
+        link_messages=int(np.count_nonzero(p.batch.shared_by(ranks))),
+    )
 
 
 def adapter_work(adapter: int, num_tokens: int, model: PricedModel) -> Work:
@@ -315,6 +382,15 @@ def _pairs(p: _Pricing, window: int | None) -> float:
     return count(window) / p.model.layout.context
 
 
+def _rows_read(p: _Pricing, window: int | None) -> float:
+    """Tokens whose K and V a rank reads: of shared ranges all, of others its part."""
+    ranks, rows = p.model.layout.context, p.batch.kv_rows(window)
+    if ranks == 1:
+        return rows
+    of_shared = int(p.batch.stops[p.batch.shared_by(ranks)].sum())
+    return of_shared + (rows - of_shared) / ranks
+
+
 def _layer_embed(op: LayerEmbed, p: _Pricing) -> Work:
     """Of the table a row a token, of the matrix everything."""
     width, hidden = op.projection.shape
@@ -326,11 +402,10 @@ def _layer_embed(op: LayerEmbed, p: _Pricing) -> Work:
 
 def _attend(op: Attend, p: _Pricing) -> Work:
     width = op.num_heads * op.head_dim / p.ranks
-    rows = p.batch.kv_rows(op.window) / p.model.layout.context
     return Work(
         flops=4.0 * _pairs(p, op.window) * width,
         weight_bytes=p.weight_bytes(op),
-        kv_read_bytes=rows * p.kv_row_bytes(op),
+        kv_read_bytes=_rows_read(p, op.window) * p.kv_row_bytes(op),
         activation_bytes=p.buffers(2 * width),
     )
 
@@ -356,8 +431,8 @@ def _state_op(op: StateOp, p: _Pricing) -> Work:
 
 def _latent_attend(op: LatentAttend, p: _Pricing) -> Work:
     """The cheaper of expanding the latents and of absorbing the matrix into q and the output."""
-    heads, rank, context_ranks = op.num_heads / p.ranks, op.latent_dim, p.model.layout.context
-    pairs, rows = _pairs(p, None), p.batch.kv_rows(None) / context_ranks
+    heads, rank = op.num_heads / p.ranks, op.latent_dim
+    pairs, rows = _pairs(p, None), _rows_read(p, None)
     projection = rank * (op.nope_dim + op.v_dim)
     if p.model.dense_attention:
         multiplies = _cheaper_form_of_each(op, p.batch)

@@ -11,6 +11,7 @@ from ridgeline.core.config import (
     blocks_per_sequence,
 )
 from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS
+from ridgeline.core.sharding import context_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +44,16 @@ class SchedulerConfig:
     reuse_kv: bool = True
     max_in_flight: int = 2
     num_stages: int = 1
+    context_ranks: int = 1
 
     def __post_init__(self) -> None:
         assert 1 <= self.max_in_flight <= BLOCKS_IN_FLIGHT * self.block_tokens
         assert len(self.num_blocks) - len(self.windows) in (0, 1)
         for window, num_blocks in zip(self.windows, self.num_blocks, strict=False):
-            needed = blocks_per_sequence(self.max_model_len, window, block_tokens=self.block_tokens)
+            columns = blocks_per_sequence(
+                self.max_model_len, window, block_tokens=self.block_tokens
+            )
+            needed = context_blocks(columns, self.context_ranks, self.block_tokens)
             assert needed <= num_blocks, "a pool does not hold one sequence of full length"
         if len(self.num_blocks) > len(self.windows):
             assert self.num_blocks[-1] >= MIN_STATES, "a sequence cannot start from a checkpoint"
@@ -86,4 +91,5 @@ class SchedulerConfig:
             reuse_kv=config.reuse_kv,
             max_in_flight=max_in_flight,
             num_stages=config.pipeline_parallel_size,
+            context_ranks=config.context_parallel_size,
         )

@@ -58,6 +58,7 @@ class Scheduler:
             config.block_tokens,
             ttl_s=config.kv_ttl_s,
             state_tokens=config.state_tokens,
+            context_ranks=config.context_ranks,
         )
         self.transfers = None if transfers is None else transfers(self.prefix_cache)
         self._clock = clock

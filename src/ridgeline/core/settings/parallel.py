@@ -25,6 +25,9 @@ class ParallelSettings:
         expert_parallel_size: processes that have a part of the experts of each layer, and all else
             whole, or as many parts of it as tensor_parallel_size, of which it is a multiple; they
             share this machine's processors, and give the tokens of one process.
+        context_parallel_size: processes that have a part of each sequence's KV, and compute a part
+            of long prompts; they share this machine's processors, and give the tokens of one
+            process. It goes with no other of these sizes.
         workers: other machines that join by `ridgeline worker`; all have as many of the ranks.
         worker_address: HOST:PORT at which they join.
         worker_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)
@@ -40,6 +43,7 @@ class ParallelSettings:
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     pipeline_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     expert_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
+    context_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
 
     workers: Annotated[int, Meta(ge=0, le=MAX_RANKS - 1)] = 0
     worker_address: str = "0.0.0.0:7070"
@@ -52,5 +56,7 @@ class ParallelSettings:
     @property
     def num_ranks(self) -> int:
         """Processes that compute one model."""
-        in_a_stage = max(self.tensor_parallel_size, self.expert_parallel_size)
+        in_a_stage = max(
+            self.tensor_parallel_size, self.expert_parallel_size, self.context_parallel_size
+        )
         return in_a_stage * self.pipeline_parallel_size

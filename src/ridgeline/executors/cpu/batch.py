@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.plan import ModelRole, Segment
+from ridgeline.core.sharding import context_cuts, is_shared
 from ridgeline.decoding import ancestors, depths
 from ridgeline.executors.cpu.kv_cache import KVCache
 from ridgeline.executors.cpu.state import CPUSequence
@@ -21,7 +22,8 @@ Ints = npt.NDArray[np.int32]
 class CPUBatch:
     """Inputs of one forward pass; segments lie one after the other.
 
-    ``logit_rows`` are the rows of the batch whose logits are kept, segment by segment.
+    ``logit_rows`` are the rows of the batch whose logits are kept, segment by segment. Where ranks
+    share contexts these and ``num_rows`` are of all ranks' tokens, and the others of this rank's.
     """
 
     role: ModelRole
@@ -32,11 +34,18 @@ class CPUBatch:
     token_types: Ints
     sequences: npt.NDArray[np.void]
     logit_rows: Ints
+    num_rows: int
     kept: list[Any] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_own(self) -> list[int]:
+        """Of each segment the tokens that are computed here."""
+        counts: list[int] = self.sequences["num_tokens"].tolist()
+        return counts
 
     def struct(self) -> Batch:
         return Batch(
@@ -74,6 +83,7 @@ def build_batch(
     logit_rows: list[int] = []
     kept: list[Any] = []
     first_row = 0
+    own_row, own_rows = 0, list[range]()
     for segment, state in zip(segments, owners, strict=True):
         for update in segment.block_updates:
             state.update_table(role, update)
@@ -90,11 +100,19 @@ def build_batch(
             running, saved = _states(segment, state, role, cache)
             kept.append(saved)
             saves = saved.ctypes.data
+        start, stop, cuts = segment.start, segment.stop, 0
+        if not segment.num_drafts and is_shared(segment.num_tokens, cache.context_ranks):
+            edges = np.array(
+                context_cuts(start, stop, cache.context_ranks, cache.block_tokens), dtype=np.int32
+            )
+            kept.append(edges)
+            cuts = edges.ctypes.data
+            start, stop = map(int, edges[cache.rank : cache.rank + 2])
         rows.append(
             (
-                first_row,
-                segment.num_tokens,
-                segment.start - is_head,
+                own_row,
+                stop - start,
+                start - is_head,
                 segment.num_drafts,
                 tree,
                 state.table_pointers(role),
@@ -102,22 +120,36 @@ def build_batch(
                 saves,
                 len(segment.state_saves),
                 *(segment.window or (0, 0)),
+                cuts,
+                first_row,
             )
         )
+        own_row += stop - start
+        own_rows.append(range(first_row + start - segment.start, first_row + stop - segment.start))
         token_ids.extend(segment.token_ids)
         positions.extend(position - is_head for position in _positions(segment))
         stop = first_row + segment.num_tokens
         logit_rows.extend(range(stop - num_kept_rows(segment), stop))
         first_row = stop
+    of_tokens = [
+        np.array(token_ids, dtype=np.int32),
+        np.array(positions, dtype=np.int32),
+        _token_types(owners, segments, first_row),
+    ]
+    if own_row < first_row:
+        here = np.concatenate(own_rows)
+        of_tokens = [each[here] for each in of_tokens]
+    ids, at, types = of_tokens
     return CPUBatch(
         role=role,
         items=tuple(items),
         states=owners,
-        token_ids=np.array(token_ids, dtype=np.int32),
-        positions=np.array(positions, dtype=np.int32),
-        token_types=_token_types(owners, segments, first_row),
+        token_ids=ids,
+        positions=at,
+        token_types=types,
         sequences=np.array(rows, dtype=SEQUENCE),
         logit_rows=np.array(logit_rows, dtype=np.int32),
+        num_rows=first_row,
         kept=kept,
     )
 

@@ -103,8 +103,8 @@ def _shapes(op: ops.Op, hidden_size: int) -> dict[str, tuple[int, ...]]:
 def _tokens(batch: CPUBatch) -> Tokens:
     lengths: list[int] = []
     adapters, row = [], 0
-    for item, state in zip(batch.items, batch.states, strict=True):
-        stop = row + item.segment.num_tokens
+    for state, count in zip(batch.states, batch.num_own, strict=True):
+        stop = row + count
         lengths += [state.rope_length(position) for position in batch.positions[row:stop].tolist()]
         adapters.append((state.admission.adapter, row, stop))
         row = stop

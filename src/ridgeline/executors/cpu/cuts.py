@@ -18,8 +18,9 @@ _NATIVE = (
     ops.ConvProject, ops.ShortConv, ops.DeltaProject, ops.GatedDelta, ops.ScanProject,
     ops.SelectiveScan, ops.GateHeads, ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE,
     ops.AddShared, ops.AddResidual, ops.Head, ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens,
-    ops.GatherLogits, ops.Xielu, ops.LayerEmbed, ops.LayerInput, ops.ScaleHidden, ops.SendHidden,
-    ops.ReceiveHidden, ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures,
+    ops.GatherLogits, ops.GatherContext, ops.GatherSplits, ops.GatherRanges, ops.Xielu,
+    ops.LayerEmbed, ops.LayerInput, ops.ScaleHidden, ops.SendHidden, ops.ReceiveHidden,
+    ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures,
 )  # fmt: skip
 _NEVER_CUT = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,

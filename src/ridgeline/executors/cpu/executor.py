@@ -105,7 +105,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
             shares=any(model.shares_kv for model in models.values()),
         )
         groups = (model.group for model in models.values() if model.group is not None)
-        self._pool = next((group.pool for group in groups), None) or shared_pool(level)
+        self._group = next(groups, None)
+        self._pool = self._group.pool if self._group is not None else shared_pool(level)
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():
             cuts = cut_ops(model.ops)
@@ -141,7 +142,9 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 self.pools[role] = self.pools[ModelRole.TARGET]
                 continue
             dtype = model.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-            self.pools[role] = KVCache(self._pool, model.spec, dtype, block_tokens)
+            shares = model.group is not None and model.context_ranks > 1
+            part = (model.group.rank, model.context_ranks) if model.group and shares else (0, 1)
+            self.pools[role] = KVCache(self._pool, model.spec, dtype, block_tokens, part)
         self._num_groups = {role: len(cache_groups(self.spec(role))) for role in self.pools}
         self._logits = np.empty(0, dtype=np.float32)
         self._spans: SpanLog | None = None  # of the pass that runs, while steps are recorded
@@ -205,7 +208,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         """A pass as far as logits, unless it goes on in the next stage of a pipeline."""
         states, model = cast(Mapping[int, CPUSequence], self.states), self._models[role]
         batch = build_batch(segments, states, role, self.pools[role], is_head=model.is_head)
-        model.program.reserve(batch.num_tokens)
+        model.program.reserve(batch.num_rows)
         clock.lap("prepare_s")
         goes_on = self.awaited is not None and role is ModelRole.TARGET
         with self._recorded():
@@ -240,7 +243,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         if not self._can_replay(segments, states, model):
             return None
         batch = build_batch(segments, states, role, self.pools[role])
-        model.program.reserve(batch.num_tokens)
+        model.program.reserve(batch.num_rows)
         draws = np.concatenate([state.sampling for state in batch.states])
         draws["position"] = batch.positions + 1
         struct, adapters = batch.struct(), model.adapters_of(batch)
@@ -425,7 +428,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         cache = self.pools[role]
         for group in range(len(cache.groups)):
             table = cast(CPUSequence, state).native_table(role, group)
-            cache.move_slots(group, table, sources, first)
+            cache.move_slots(group, table, sources, first, self._group)
 
 
 def _cut_ops(program: Program, weights: PackedWeights, adapters: Sequence[Adapter]) -> "CutOps":
@@ -460,8 +463,8 @@ def _length_dependent_tables(
     if not any(depends_on_length(spec) for spec in program.ropes):
         return [], None
     lengths, row = [], 0
-    for item, state in zip(batch.items, batch.states, strict=True):
-        stop = row + item.segment.num_tokens
+    for state, count in zip(batch.states, batch.num_own, strict=True):
+        stop = row + count
         lengths += [state.rope_length(position) for position in batch.positions[row:stop].tolist()]
         row = stop
     tables, addresses = [], []

@@ -12,6 +12,7 @@ from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.cpu.traits import KV_SUB_BLOCK
+from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.memory import aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format, KVGroup
@@ -42,11 +43,21 @@ class KVCache:
     """KV pool of one model. A block holds all layers of its group, so that it moves in one piece.
     So does a state, which is a block of the group after those of KV.
 
-    `check_block_tokens` says which sizes of blocks there are.
+    `check_block_tokens` says which sizes of blocks there are. Where ranks share contexts
+    (``part``: this rank of how many), the pool has the rank's part of the blocks alone, which keep
+    their numbers.
     """
 
-    def __init__(self, pool: Pool, spec: ModelSpec, dtype: str, block_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        spec: ModelSpec,
+        dtype: str,
+        block_tokens: int,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
         self._library = pool.library
+        self.rank, self.context_ranks = part
         self._dtype = dtype
         self._memory: list[npt.NDArray[np.uint8]] = []
         self.groups, self._states = kv_groups(spec), state_group(spec)
@@ -102,26 +113,56 @@ class KVCache:
             OutOfMemoryError: they do not fit.
         """
         try:
-            for num_bytes, count in zip(self._block_bytes, num_blocks, strict=True):
+            for num_bytes, whole in zip(self._block_bytes, num_blocks, strict=True):
+                count = whole // self.context_ranks
                 self._memory.append(aligned_bytes(num_bytes * count).reshape(count, num_bytes))
             for struct, memory in zip(self.structs, self._memory, strict=False):
                 struct.data = memory.ctypes.data
+                if self.context_ranks > 1:
+                    struct.num_blocks = len(memory)
+                    struct.first_block = self.rank * len(memory)
+                    struct.data -= struct.first_block * struct.block_bytes
         except MemoryError as error:
             raise OutOfMemoryError("The KV pool does not fit into memory.") from error
 
     def copy_block(self, group: int, source: int, target: int) -> None:
-        self._memory[group][target] = self._memory[group][source]
+        memory, first = self._memory[group], self._first(group)
+        if 0 <= target - first < len(memory):
+            memory[target - first] = memory[source - first]
 
     def move_slots(
-        self, group: int, table: npt.NDArray[np.int32], sources: Sequence[int], first_target: int
+        self,
+        group: int,
+        table: npt.NDArray[np.int32],
+        sources: Sequence[int],
+        first_target: int,
+        ranks: RankGroup | None = None,
     ) -> None:
-        """Copy a sequence's KV slots to consecutive ones; sources are read before any write."""
+        """Copy a sequence's KV slots to consecutive ones; sources are read before any write. All
+        ``ranks`` that share contexts do so together."""
         from_slots = np.array(sources, dtype=np.int32)
         to_slots = np.arange(first_target, first_target + len(sources), dtype=np.int32)
+        struct = self.structs[group]
+        if self.context_ranks > 1:
+            first, last = first_target // self.block_tokens, max(sources) // self.block_tokens
+            blocks = table[first : last + 1]
+            owners = blocks // struct.num_blocks
+            own = [int(block) for block in blocks[owners == self.rank]]
+            rows = np.zeros((len(blocks), struct.block_bytes), dtype=np.uint8)
+            rows[owners == self.rank] = self._memory[group][self._places(group, own)]
+            if len(set(owners.tolist())) > 1:  # they lie in the runs of two ranks
+                assert ranks is not None
+                with ranks.pool.lock:
+                    rows = ranks.gather_rows(rows, owners)
+            struct = KVGroup.from_buffer_copy(struct)
+            struct.data, struct.num_blocks = rows.ctypes.data, 0
+            table = np.arange(-first, len(blocks), dtype=np.int32)
         self._library.rl_kv_move(
-            ctypes.byref(self.structs[group]), table.ctypes.data, from_slots.ctypes.data,
-            to_slots.ctypes.data, len(sources),
+            ctypes.byref(struct), table.ctypes.data, from_slots.ctypes.data, to_slots.ctypes.data,
+            len(sources),
         )  # fmt: skip
+        if self.context_ranks > 1:
+            self._memory[group][self._places(group, own)] = rows[owners == self.rank]
 
     def move_head(
         self,
@@ -156,14 +197,22 @@ class KVCache:
         return keys
 
     def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes:
-        return self._memory[group][list(blocks)].tobytes()
+        return self._memory[group][self._places(group, blocks)].tobytes()
 
     def import_blocks(self, group: int, blocks: Sequence[int], data: bytes) -> None:
         block_bytes = self._block_bytes[group]
         if len(data) != block_bytes * len(blocks):
             raise ValueError(f"{len(data)} bytes are not {len(blocks)} blocks of group {group}")
         values = np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), block_bytes)
-        self._memory[group][list(blocks)] = values
+        self._memory[group][self._places(group, blocks)] = values
+
+    def _first(self, group: int) -> int:
+        """The first block that is here."""
+        return self.structs[group].first_block if group < len(self.structs) else 0
+
+    def _places(self, group: int, blocks: Sequence[int]) -> list[int]:
+        first = self._first(group)
+        return [block - first for block in blocks]
 
     def close(self) -> None:
         self._memory.clear()

@@ -84,7 +84,7 @@ class Program:
         for place, op in enumerate(model_ops):
             if op in cuts or isinstance(op, ops.StageOp | ops.FeatureOp):
                 self.cuts.append((self._num_ops, op))
-            else:
+            elif not isinstance(op, ops.GatherContext | ops.GatherSplits):  # of the op before
                 self.native.append(place)
                 self._add(op)
             if isinstance(op, ops.Attend):
@@ -332,6 +332,8 @@ class Program:
                 )
             case ops.GatherTokens():
                 library.rl_add_gather_tokens(handle, self._borders(op.borders), op.hidden_size)
+            case ops.GatherRanges():
+                library.rl_add_gather_ranges(handle, Buffer.H, op.hidden_size)
             case ops.GatherLogits():
                 library.rl_set_gather_logits(handle, self._borders(op.borders))
                 return

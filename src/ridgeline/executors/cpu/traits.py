@@ -58,5 +58,6 @@ TRAITS = ExecutorTraits(
     is_native=True,
     streams_weights=True,
     runs_parts=True,
+    shares_contexts=True,
     calibrated_formats=("float32", "bfloat16", "int8", "int4"),
 )

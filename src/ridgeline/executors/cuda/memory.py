@@ -74,6 +74,8 @@ def _op_width(op: ops.Op) -> int:
             return 0  # no more than the projections beside them
         case ops.BidirectionalAttend():
             return 0
+        case ops.GatherContext() | ops.GatherSplits() | ops.GatherRanges():
+            return 0
         case ops.Embed() | ops.Norm() | ops.AddShared() | ops.AddResidual() | ops.Head():
             return 0  # hidden states, which are counted already, and logits
         case ops.LayerEmbed():

@@ -15,7 +15,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, RidgelineError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.host import usable_cores
-from ridgeline.core.ops import GatherOp, Op, SendHidden
+from ridgeline.core.ops import ContextOp, GatherOp, Op, SendHidden
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Executor, KVLayout
@@ -92,6 +92,7 @@ class DistributedExecutor(Executor):
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             expert_parallel_size=1,
+            context_parallel_size=1,
             workers=0,
             executor=executor,
             **WITHOUT_RAY,
@@ -158,7 +159,7 @@ class DistributedExecutor(Executor):
             op
             for rank in range(0, layout.num_ranks, layout.stage_ranks)
             for op in shard(self._specs[role], layout, rank).ops
-            if isinstance(op, GatherOp | SendHidden)
+            if isinstance(op, GatherOp | ContextOp | SendHidden)
         )
 
     def layout_for(self, role: ModelRole) -> ParallelLayout:
@@ -192,8 +193,12 @@ class DistributedExecutor(Executor):
         }
 
     def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
-        """Blocks as all ranks together store them: one rank's part after the other."""
+        """Blocks as all ranks together store them: one rank's part after the other, or all of a
+        block on one of the ranks that share contexts."""
         parts = [self._loaded[rank].roles[role] for rank in sorted(self._loaded)]
+        context_ranks = self.layout_for(role).context
+        if context_ranks > 1:
+            del parts[1:]  # all have blocks of one kind
         digests = "/".join(part.digest for part in parts)
         return KVLayout(
             block_tokens=self._block_tokens,
@@ -201,6 +206,7 @@ class DistributedExecutor(Executor):
             block_bytes=tuple(map(sum, zip(*(part.block_bytes for part in parts), strict=True))),
             states=state_group(self._specs[role]),
             digest=hashlib.sha256(f"ranks/{digests}".encode()).hexdigest(),
+            context_ranks=context_ranks,
         )
 
     def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:

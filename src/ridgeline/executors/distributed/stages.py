@@ -5,6 +5,8 @@ from dataclasses import replace
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.settings.kv import SHARED_TIERS
+from ridgeline.core.sharding import MOST_BLOCK_TOKENS, RUN_TOKENS
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.models import lower
@@ -26,6 +28,8 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     """
     tensor, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     expert = config.expert_parallel_size
+    if config.context_parallel_size > 1:
+        return _of_contexts(config)
     if expert > 1 and expert % tensor:
         raise SettingsError(
             f"expert_parallel_size ({expert}) must be a multiple of tensor_parallel_size "
@@ -43,6 +47,26 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     priced = priced_model(model, executor, kv_cache_dtype=config.kv_cache_dtype)
     borders = stage_borders(layer_costs(priced), num_stages)
     return ParallelLayout(tensor=tensor, expert=expert, pipeline=num_stages, stage_borders=borders)
+
+
+def _of_contexts(config: EngineConfig) -> ParallelLayout:
+    lacking = {
+        "tensor_parallel_size": config.tensor_parallel_size > 1,
+        "pipeline_parallel_size": config.pipeline_parallel_size > 1,
+        "expert_parallel_size": config.expert_parallel_size > 1,
+        "workers": config.workers > 0,
+        "kv_ram_tier_bytes": config.kv_ram_tier_bytes > 0,
+        **{name: bool(getattr(config, name)) for name in SHARED_TIERS},
+    }
+    for name, is_set in lacking.items():
+        if is_set:
+            raise SettingsError(f"{name} does not work with context_parallel_size; leave one out.")
+    if RUN_TOKENS % config.block_tokens or config.block_tokens > MOST_BLOCK_TOKENS:
+        raise SettingsError(
+            f"context_parallel_size works with block_tokens of 16, 32 and {MOST_BLOCK_TOKENS}, not "
+            f"{config.block_tokens}."
+        )
+    return ParallelLayout(context=config.context_parallel_size)
 
 
 def layout_of_draft(target: ParallelLayout) -> ParallelLayout:

@@ -106,6 +106,8 @@ class KVGroup(ctypes.Structure):
         ("layer_bytes", c_int64),
         ("block_bytes", c_int64),
         ("data", c_void_p),
+        ("first_block", c_int32),
+        ("num_blocks", c_int32),
     )
 
 
@@ -191,6 +193,8 @@ SEQUENCE = np.dtype(
         ("num_saves", np.int32),
         ("sinks", np.int32),
         ("window", np.int32),
+        ("cuts", np.uint64),
+        ("whole_row", np.int32),
     ],
     align=True,
 )
@@ -281,6 +285,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_set_group": (None, (P, P)),
     "rl_add_gather": (I32, (P, I32, P, I32)),
     "rl_add_gather_tokens": (I32, (P, P, I32)),
+    "rl_add_gather_ranges": (I32, (P, I32, I32)),
     "rl_set_gather_logits": (None, (P, P)),
     "rl_add_moe": (I32, (P, I32, I32, *[P] * 9)),
     "rl_add_add_shared": (I32, (P,)),
