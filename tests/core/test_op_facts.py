@@ -36,6 +36,7 @@ def lowered():
     layout = ParallelLayout(tensor=2, pipeline=3, stage_borders=(0, 2, 4, 16))
     spec = describe(dict(PRESETS["llama-3.2-1b"])).spec
     parts = [shard(spec, layout, rank).ops for rank in range(6)]
+    parts.append(shard(spec, ParallelLayout(context=2), 0).ops)
     whole = [op for config in (*configs, *encoders) for op in lower(describe(config).spec)]
     tiny = describe(CONFIG).spec
     head = describe_head(head_config(CONFIG), tiny, ("fc.weight",)).spec

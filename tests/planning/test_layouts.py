@@ -98,9 +98,18 @@ def test_the_best_layout_meets_the_limits_if_any_does():
     assert none.best is not None and not none.best.meets_slo
 
 
+def test_ranks_that_share_contexts_send_what_runs_of_kv_came_to():
+    asked = question("llama-3.1-8b", "h100", 2, prompt_tokens=8000, output_tokens=200)
+    found = {each.options: each for each in compare_layouts(asked).prices}
+    # Layers, heads, a maximum, a sum and a head's width, and 16 runs of 512 tokens.
+    assert found["-cp 2"].sent_bytes == pytest.approx(32 * 32 * (2 + 128) * 4 * 16)
+    assert found["-cp 2"].output_tok_s < found["-dp 2"].output_tok_s
+
+
 def test_a_model_that_one_device_does_not_hold_is_spread():
     found = compare_layouts(question("llama-3.1-70b", "h100", 4))
-    assert [each.options for each in found.prices if not each.fits] == ["-dp 4"]
+    too_small = {each.options for each in found.prices if not each.fits}
+    assert too_small == {"-dp 4", "-cp 2 -dp 2", "-cp 4"}  # whose ranks have all weights
     assert found.best.layout.num_ranks > 1
     assert found.prices[-1].to_json()["tpot_s"] is None
     nowhere = compare_layouts(question("llama-3.1-70b", "l4", 2))
