@@ -70,6 +70,7 @@ def test_ranks_that_share_contexts_give_the_tokens_of_one_process(
         assert _outputs(llm) == expected
         executor, scheduler = llm._engine.executor, llm._engine.scheduler
         assert executor.num_ranks == num_ranks
+        assert executor.expert_tokens() == {}
         assert "pool_tokens" not in settings or scheduler.num_preemptions > 0
         assert not settings.get("enable_prefix_caching", True) or (
             scheduler.prefix_cache.stats.hit_tokens > 0

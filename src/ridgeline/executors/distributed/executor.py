@@ -175,7 +175,10 @@ class DistributedExecutor(Executor):
         return [(life.sent_bytes, life.num_exchanges) for life in self._ranks.lives()]
 
     def expert_tokens(self) -> Mapping[str, Array]:
-        """Of all stages, until half a second ago."""
+        """Of all stages, until half a second ago. Ranks that share contexts count other tokens,
+        some of them twice: nothing is said of theirs."""
+        if self.layout.context > 1:
+            return {}
         return {
             router: counts
             for life in self._ranks.lives()
@@ -348,7 +351,7 @@ class _Step(Handle):
             self.fail(EngineError("The ranks do not agree on the tokens of a step."))
             return True
         result: StepResult = next(each.result for each in self._ran if each.result is not None)
-        if layout.pipeline > 1:  # the others have not said how many theirs were
+        if layout.pipeline > 1 or layout.context > 1:  # the others have not said what theirs were
             result = replace(result, experts_read=None)
         self.future.set_result(result)
         return True
