@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 17
+#define RL_ABI_VERSION 18
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
