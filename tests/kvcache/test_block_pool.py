@@ -133,6 +133,7 @@ def test_what_one_rank_lacks_is_not_had_from_another():
     assert not pool.has_room(table, 5) and pool.has_room(table, 4)
     assert not pool.has_room(table, 4, twins=other)
     assert pool.has_room(table, 4, twins=other[:1], freed=[other])
+    assert (pool.num_free, pool.num_free_anywhere) == (4, 2)
     pool.grow(table, 4)
     assert pool.num_free == 0 and not pool.has_room([], 1)
     assert pool.most_of_a_rank(table) == 4

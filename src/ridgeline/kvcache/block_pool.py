@@ -47,6 +47,11 @@ class BlockPool:
         return sum(map(len, self._free)) + self.num_idle
 
     @property
+    def num_free_anywhere(self) -> int:
+        """Blocks that can be had of every rank."""
+        return min(map(self._num_free_of, range(self.num_ranks)))
+
+    @property
     def num_cached(self) -> int:
         return len(self._cached)
 

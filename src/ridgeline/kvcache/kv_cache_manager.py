@@ -58,8 +58,8 @@ class KVCacheManager:
         )
 
     def has_free(self, count: int) -> bool:
-        """Whether every KV group has so many blocks to give."""
-        return all(count <= pool.num_free for pool in self._kv_pools)
+        """Whether every KV group has so many blocks to give, on whichever rank they have to be."""
+        return all(count <= pool.num_free_anywhere for pool in self._kv_pools)
 
     def pin(self, root_key: bytes, token_ids: Sequence[int], tenant: str = "") -> tuple[int, int]:
         """Keep the whole blocks of a cached prefix until `unpin`; returns a number for that, and
