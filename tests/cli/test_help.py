@@ -26,6 +26,35 @@ def test_every_help_ends_with_examples_that_parse(command, capsys):
     assert lines == list(examples.EXAMPLES[command.replace(" ", "-")])
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("generate --speculation eagle3 -p x", "--speculation eagle3 needs --draft-model, a draf"),
+        ("generate --speculation eagle4 -p x", "--speculation must be one of off, "),
+        ("generate --launcher ray -tp 2 -p x", "-tp or --expert-parallel-size alone share one "),
+        ("generate -tp 4 -p x", "Leave -tp out."),
+        ("convert embedded -o OUT --kv-heads 3", "--kv-heads must be a divisor of the 2 KV heads"),
+        ("convert embedded -o OUT --kv-heads 0", "--kv-heads and window from 1 on"),
+        ("convert embedded -o OUT --full-every 2", "--full-every goes with window"),
+        ("convert embedded -o OUT --window 9 --full-every 6", "--full-every 6 names no layer of"),
+        ("distill embedded -o OUT --learning-rate -1", "--learning-rate is -1.0"),
+        ("plan -tp 7 --shape llama-3.2-1b --hardware l4 --count 4", "-tp 7 does not divide 4 dev"),
+    ],
+)
+def test_an_error_names_options_as_they_were_typed(words, text, capsys, tmp_path):
+    assert main([word.replace("OUT", f"{tmp_path}/window_x") for word in words.split()]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert text in shown
+    assert shown.count("error: ") == 1
+
+
+def test_names_within_paths_and_values_stay_as_they_are():
+    parser = build_parser()
+    said = "There is no folder '/a/draft_model/x', 'kv_cache_dtype' or draft_model.json."
+    assert parser.in_options(said, ["generate"]) == said
+    assert parser.in_options(said, []) == said
+
+
 @pytest.mark.parametrize("line", [line for each in examples.EXAMPLES.values() for line in each])
 def test_examples_are_command_lines(line):
     words = shlex.split(line)[1:]

@@ -35,7 +35,7 @@ def test_mistakes_are_one_line(capsys, tmp_path: Path) -> None:
     out = tmp_path / "imatrix.gguf"
     for options, message in (
         (("--calibration", tmp_path / "no.txt"), "cannot be read"),
-        (("--num-windows", 0), "num_windows is 0"),
+        (("--num-windows", 0), "--num-windows is 0"),
     ):
         code, printed, err = run(capsys, "-o", out, *options)
         assert (code, printed) == (2, "")

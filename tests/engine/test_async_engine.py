@@ -253,7 +253,9 @@ def test_log_probabilities_that_nobody_reads_end_the_request(serve, monkeypatch)
     serve(main)
 
 
-def test_weights_that_cannot_be_loaded_are_an_error_of_start(model_folder, tmp_path):
+def test_weights_that_cannot_be_loaded_are_an_error_of_start_said_once(
+    model_folder, tmp_path, caplog
+):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((model_folder / name).read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
@@ -265,3 +267,4 @@ def test_weights_that_cannot_be_loaded_are_an_error_of_start(model_folder, tmp_p
         await engine.shutdown()
 
     asyncio.run(main())
+    assert not caplog.records

@@ -67,7 +67,7 @@ def test_devices_share_a_model_only_when_they_must():
     )
     assert 16 < two.fit.max_batch < 64 <= chosen.fit.max_batch
     assert chosen.model.layout.tensor == 4
-    with pytest.raises(InvalidRequestError, match="do not divide"):
+    with pytest.raises(InvalidRequestError, match="does not divide"):
         answer(question("llama-3.1-70b", "h100", 8, tensor=3))
     with pytest.raises(InvalidRequestError, match="exchange"):
         answer(question("llama-3.1-8b", "m4-max", 2, tensor=2))

@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except RidgelineError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {parser.in_options(str(error), words)}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of the whole command line."""
     parser = Parser(prog="ridgeline", description="LLM inference that knows its bound.")
     parser.formatter_class = _Grouped

@@ -37,6 +37,8 @@ _SHORT = {  # as in llama.cpp, vLLM
 }  # fmt: skip
 _CLAUSE_END = re.compile(r"[.;] ")  # --help has the first clause, --help-all all of them
 _NUMBER = re.compile(r"-\.?\d")  # a value, and no option
+_SETTING = re.compile(r"""^[a-z]+(?=[ =])|(?<![\w/.'"-])[a-z]+(?:_[a-z]+)+(?![\w/'":-]|\.\w)""")
+_VALUE = re.compile(r"(?<![\w/-])(--?[a-z-]+)='(\w+)'")
 _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNORECASE | re.ASCII)
 
@@ -124,6 +126,22 @@ class Parser(argparse.ArgumentParser):
             self.error(f"there is no command {value}{hint}")
         choices = ", ".join(map(str, action.choices))
         raise argparse.ArgumentError(action, f"{value!r} is none of {choices}{hint}")
+
+    def in_options(self, message: str, words: Sequence[str]) -> str:
+        """An error that names settings, with the options of the command that ``words`` begin.
+
+        A setting is what has an underscore, or begins a message; an option is spelled as typed.
+        """
+        commands = None if self._subparsers is None else self._subparsers._group_actions[0].choices
+        if isinstance(commands, dict) and words[:1] and words[0] in commands:
+            return str(commands[words[0]].in_options(message, words[1:]))
+        typed = {word.partition("=")[0] for word in words}
+        options: dict[str, str] = {}
+        for option, action in self._option_string_actions.items():
+            if option in typed or (option.startswith("--") and action.dest not in options):
+                options[action.dest] = option
+        named = _SETTING.sub(lambda found: options.get(found[0], found[0]), message)
+        return _VALUE.sub(r"\1 \2", named)
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)

@@ -112,7 +112,8 @@ class ProcessHost:
             if self._is_stopping:
                 return
             reason = self._failure.message if self._failure else reason
-            _log.error("The engine process is lost: %s", reason)
+            if self._info is not None:  # before, who starts it is told by `Failed`
+                _log.error("The engine process is lost: %s", reason)
             if self._has_started:
                 failed_starts = 0
                 self.num_restarts += 1

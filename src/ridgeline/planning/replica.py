@@ -168,7 +168,11 @@ def _check(question: Question) -> None:
     if tensor is None:
         return
     if tensor < 1 or count % tensor:
-        raise InvalidRequestError(f"{tensor} tensor-parallel ranks do not divide {count} devices.")
+        able = ", ".join(str(each) for each in range(1, count + 1) if count % each == 0)
+        raise InvalidRequestError(
+            f"tensor_parallel {tensor} does not divide {count} devices, which {able} does: give "
+            "that, or another --count."
+        )
     if tensor > (host := question.machine.host_devices):
         raise InvalidRequestError(
             f"{tensor} tensor-parallel ranks cross hosts of {host}, whose network is not known."

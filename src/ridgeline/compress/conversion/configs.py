@@ -23,12 +23,17 @@ _WITHOUT_EFFECT = ("attention_bias", "mlp_bias", "pretraining_tp", "rope_scaling
 def converted_spec(spec: ModelSpec, recipe: ConversionRecipe) -> ModelSpec:
     """
     Raises:
-        SettingsError: the heads are no whole groups.
+        SettingsError: the heads are no whole groups, or no layer is the one to be full.
         UnsupportedModelError: a layer has other attention than can be converted; layers that would
             share K and V see differently far.
     """
     if shares_kv(spec):
         raise UnsupportedModelError("The layers of this model share their KV already.")
+    if recipe.full_every > len(spec.layers):
+        raise SettingsError(
+            f"full_every {recipe.full_every} names no layer of these {len(spec.layers)}: leave it "
+            "out, and windows are on all."
+        )
     layers: list[LayerSpec] = []
     for index, layer in enumerate(spec.layers):
         attention = layer.attention
