@@ -1,6 +1,7 @@
 """Parts of a model on several ranks give the bits of one process, and exchange what is priced."""
 
 import time
+from math import prod
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_a_rank_has_the_share_of_each_weight_that_is_priced(case):
     parts = [shard(spec, layout, rank) for rank in range(2)]
     for name, use in whole.items():
         found = [
-            weight.shape[0]
+            prod(weight.shape[:1])
             for part in parts
             for weight in {w.name: w for op in part.ops for w in op_weights(op)}.values()
             if weight.name == name
@@ -158,7 +159,7 @@ def test_a_rank_has_the_share_of_each_weight_that_is_priced(case):
         # Whoever shares a norm over heads has its heads alone; it is priced as whole.
         if use.role is Role.GAIN or name.endswith("norm_bias"):
             continue
-        share = use.weight.shape[0] / num_parts(use, layout)
+        share = prod(use.weight.shape[:1]) / num_parts(use, layout)
         assert all(abs(rows - share) < 1 for rows in found), name
 
 
