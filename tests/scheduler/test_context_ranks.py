@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.scheduler.simulation import Simulation, make_request
 
-from ridgeline.core.sharding import context_blocks
+from ridgeline.core.context_ranks import context_blocks
 
 LONGEST = 1500
 

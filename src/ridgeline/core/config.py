@@ -4,6 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from ridgeline.core.cache_groups import StateGroup, cache_groups
+from ridgeline.core.context_ranks import context_blocks
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.settings.executors import CPUSettings, CUDASettings
 from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS, KVSettings
@@ -12,7 +13,6 @@ from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.core.settings.reading import read_settings
 from ridgeline.core.settings.scheduling import SchedulingSettings
 from ridgeline.core.settings.speculation import SpeculationSettings
-from ridgeline.core.sharding import context_blocks
 from ridgeline.core.spec import ModelSpec
 from ridgeline.core.spelling import suggestion
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.arrays import Array
-from ridgeline.core.sharding import borders
+from ridgeline.core.parallel_layout import borders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

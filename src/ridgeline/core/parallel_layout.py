@@ -53,3 +53,13 @@ class ParallelLayout:
         if self.pipeline == 1:
             return None
         return self.stage_borders[stage], self.stage_borders[stage + 1]
+
+
+def borders(size: int, num_parts: int, unit: int = 1) -> tuple[int, ...]:
+    """Where the parts of ``size`` begin, and the end: whole units, as equal as can be.
+
+    >>> borders(10, 4), borders(12, 2, 4)
+    ((0, 2, 5, 7, 10), (0, 4, 12))
+    """
+    assert size % unit == 0
+    return tuple(size // unit * part // num_parts * unit for part in range(num_parts + 1))

@@ -25,7 +25,7 @@ class KVLayout:
     order, version, rank): blocks with another digest are not importable. It does not name the
     weights; whoever keeps blocks beyond the executor's life adds them. With several
     ``context_ranks`` each has as many blocks as the others, in the order of their numbers, and runs
-    of `sharding.RUN_TOKENS` tokens of a sequence are one rank's after the other's.
+    of `context_ranks.RUN_TOKENS` tokens of a sequence are one rank's after the other's.
     """
 
     block_tokens: int

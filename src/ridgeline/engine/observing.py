@@ -11,10 +11,9 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.core.expert_load import ExpertLoad, expert_load
 from ridgeline.core.ops import MoE, Op
-from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.parallel_layout import ParallelLayout, borders
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
-from ridgeline.core.sharding import borders
 from ridgeline.executors.distributed.executor import DistributedExecutor
 from ridgeline.executors.distributed.links import Link
 from ridgeline.executors.model import ExecutorModel

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ridgeline.core.config import MIN_STATES, blocks_per_sequence
+from ridgeline.core.context_ranks import context_blocks
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, OverloadedError
 from ridgeline.core.kv_compression import KVSelection, KVWindow
-from ridgeline.core.sharding import context_blocks
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import PrefixCache
 from ridgeline.kvcache.reports import KVUsage

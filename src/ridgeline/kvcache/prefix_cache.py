@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ridgeline.core.context_ranks import RUN_TOKENS
 from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS
-from ridgeline.core.sharding import RUN_TOKENS
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.reports import MissReport
 

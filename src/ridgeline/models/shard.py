@@ -14,8 +14,7 @@ from ridgeline.core import ops
 from ridgeline.core.cache_groups import shares_kv
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.ops import Op, Weight
-from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.core.sharding import borders
+from ridgeline.core.parallel_layout import ParallelLayout, borders
 from ridgeline.core.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, NormScope
 from ridgeline.models.lower import lower
 

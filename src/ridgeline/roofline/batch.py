@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.context_ranks import LEAST_TOKENS
 from ridgeline.core.plan import Pass, Segment
-from ridgeline.core.sharding import LEAST_TOKENS
 
 Integers = npt.NDArray[np.int64]
 NO_ADAPTERS: Mapping[int, int] = {}

@@ -16,6 +16,7 @@ from math import prod
 
 import numpy as np
 
+from ridgeline.core.context_ranks import RUN_TOKENS
 from ridgeline.core.op_facts import Collective
 from ridgeline.core.ops import (
     MLP,
@@ -65,7 +66,7 @@ from ridgeline.core.ops import (
     StateOp,
     Xielu,
 )
-from ridgeline.core.sharding import RUN_TOKENS, num_kv_parts, num_parts
+from ridgeline.core.sharding import num_kv_parts, num_parts
 from ridgeline.core.weight_uses import WeightUse, experts_of, weight_uses
 from ridgeline.roofline.batch import BatchShape
 from ridgeline.roofline.model import PricedModel

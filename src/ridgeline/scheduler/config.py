@@ -10,8 +10,8 @@ from ridgeline.core.config import (
     ResolvedConfig,
     blocks_per_sequence,
 )
+from ridgeline.core.context_ranks import context_blocks
 from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS
-from ridgeline.core.sharding import context_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

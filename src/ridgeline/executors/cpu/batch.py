@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.context_ranks import context_cuts, is_shared
 from ridgeline.core.plan import ModelRole, Segment
-from ridgeline.core.sharding import context_cuts, is_shared
 from ridgeline.decoding import ancestors, depths
 from ridgeline.executors.cpu.kv_cache import KVCache
 from ridgeline.executors.cpu.state import CPUSequence

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.context_ranks import MOST_BLOCK_TOKENS, RUN_TOKENS
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.settings.kv import SHARED_TIERS
-from ridgeline.core.sharding import MOST_BLOCK_TOKENS, RUN_TOKENS
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.models import lower
