@@ -373,7 +373,7 @@ def test_layouts_are_compared_and_the_best_is_named(capsys):
     names = [each["options"] for each in result["layouts"]]
     assert set(names) == {
         "-dp 4", "-pp 2 -dp 2", "-pp 4", "-tp 2 -dp 2", "-tp 2 -pp 2", "-tp 4", "-ep 2 -dp 2",
-        "-pp 2 -ep 2", "-ep 4", "-tp 2 -ep 4",
+        "-pp 2 -ep 2", "-ep 4", "-tp 2 -ep 4", "-cp 2 -dp 2", "-cp 4",
     }  # fmt: skip
     assert result["best"] == names[0]
     by_name = {each["options"]: each for each in result["layouts"]}

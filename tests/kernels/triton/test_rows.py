@@ -15,6 +15,7 @@ from ridgeline.kernels.triton import (
     quantize_rows,
     rope_and_write,
 )
+from ridgeline.kernels.triton.activation import KINDS
 
 EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
 SPECS = [
@@ -66,7 +67,7 @@ def test_a_norm_of_part_of_each_row_leaves_the_rest():
     assert torch.equal(rows[:, 16:], before[:, 16:])
 
 
-@pytest.mark.parametrize("kind", [*Activation, ClampedSwiGLU(alpha=1.7, limit=1.0)], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, ClampedSwiGLU(alpha=1.7, limit=1.0)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_activations(kind, dtype):
     both = random(3, 2, 70, dtype=dtype, scale=2.0)
