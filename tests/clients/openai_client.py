@@ -70,7 +70,7 @@ def chat():
 
 
 def chat_stream():
-    settings = {"model": MODEL, "messages": HI, "max_tokens": 16, "temperature": 0}
+    settings = {"model": MODEL, "messages": HI, "max_tokens": 200, "temperature": 0}
     whole = client.chat.completions.create(**settings)
     chunks = list(client.chat.completions.create(**settings, stream=True))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
@@ -105,7 +105,7 @@ def structured_output():
 
 
 def responses():
-    settings = {"model": MODEL, "input": "Hello", "max_output_tokens": 12, "temperature": 0}
+    settings = {"model": MODEL, "input": "Hello", "max_output_tokens": 200, "temperature": 0}
     whole = client.responses.create(**settings)
     assert whole.output_text
     with client.responses.stream(**settings) as stream:
