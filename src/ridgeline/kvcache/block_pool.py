@@ -80,15 +80,17 @@ class BlockPool:
         self,
         table: Sequence[int],
         count: int,
-        twins: Iterable[int] = (),
+        twins: Sequence[int] = (),
         freed: Iterable[Sequence[int]] = (),
     ) -> bool:
         """Whether a table can `grow` by ``count``, and each of ``twins`` be copied, if those who
         hold the tables ``freed`` released them."""
-        copies = [self._rank_of(block) for block in twins]
+        if count <= 0 and not twins:
+            return True
         if self.num_ranks == 1:
-            missing = max(0, count) + len(copies) - self.num_free
+            missing = max(0, count) + len(twins) - self._num_free_of(0)
             return missing <= 0 or missing <= self.num_freed(freed)
+        copies = map(self._rank_of, twins)
         found = Counter(map(self._rank_of, self._freed(freed)))
         needed = Counter([*self._ranks_of_next(table, count, found), *copies])
         return all(n <= self._num_free_of(rank) + found[rank] for rank, n in needed.items())
