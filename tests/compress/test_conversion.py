@@ -276,6 +276,8 @@ def test_an_interrupted_conversion_goes_on_to_the_same_bytes(tmp_path):
         (SMALL | {"model_type": "stablelm"}, {"window": 24}, "No config of stablelm"),
         (SMALL | {"model_type": "stablelm"}, {"share": 2}, "No config of stablelm"),
         (SMALL, {"share": 2, "window": 24, "full_every": 2}, "they share no KV"),
+        (SMALL, {"kv_heads": 2, "window": 24}, "All layers have 2 KV heads: leave kv_heads out"),
+        (SMALL, {"window": SMALL["max_position_embeddings"]}, "hides nothing of a context of"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -320,3 +322,5 @@ def test_the_command_converts_measures_and_refuses_what_has_no_effect(tmp_path, 
     ):
         assert main([*words, *more]) == 2
         assert what in capsys.readouterr().err
+    assert main(["convert", str(folder), str(tmp_path / "o.gguf"), "--window", "8"]) == 2
+    assert "convert that to GGUF then" in capsys.readouterr().err

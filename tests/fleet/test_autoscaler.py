@@ -18,7 +18,7 @@ from tests.reliability.process import free_port
 
 from ridgeline.cli.main import main
 from ridgeline.core.errors import EngineError, SettingsError
-from ridgeline.fleet import engines
+from ridgeline.fleet import autoscaler, engines
 from ridgeline.fleet.app import RouterApp
 from ridgeline.fleet.autoscaler import Autoscaler
 from ridgeline.fleet.config import RouterConfig
@@ -150,6 +150,26 @@ def test_engines_are_started_and_ended_as_the_load_asks_and_what_came_is_told(sc
     said = scaled(test)
     assert said[0].startswith("From 1 engines to ")
     assert any("were to keep the limits: 100% did, of " in line for line in said)
+
+
+def test_a_decision_that_fails_is_not_the_last(scaled, monkeypatch, caplog):
+    monkeypatch.setattr(autoscaler, "INTERVAL_S", 0.001)
+
+    async def test(scaler, control, replicas):
+        asked = asyncio.Event()
+
+        async def decide():
+            if caplog.records:
+                asked.set()
+            raise ZeroDivisionError
+
+        scaler.decide = decide
+        running = asyncio.create_task(scaler.run())
+        await asyncio.wait_for(asked.wait(), 10)
+        running.cancel()
+
+    scaled(test)
+    assert "could not be decided" in caplog.text
 
 
 def test_a_replica_that_starts_is_counted_once(scaled):

@@ -3,13 +3,8 @@
 import argparse
 from pathlib import Path
 
-from ridgeline.cli.display import announce, loading_bar, output_console, resumable_run
-from ridgeline.cli.model_quality import (
-    add_text_options,
-    calibration,
-    print_quality,
-    quality_documents,
-)
+from ridgeline.cli.display import loading_bar, output_console
+from ridgeline.cli.model_quality import add_text_options, print_quality, run_layered
 from ridgeline.cli.options import Parser, add_settings, given_settings, num_bytes
 from ridgeline.compress.conversion.recipe import ConversionRecipe
 from ridgeline.core.errors import InvalidRequestError
@@ -97,11 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _convert_attention(arguments: argparse.Namespace, recipe: ConversionRecipe) -> int:
-    # After parsing: these bring torch, which --help does not need.
+    # After parsing: this brings torch, which --help does not need.
     from ridgeline.compress.conversion.convert import convert
-    from ridgeline.compress.layers import LayeredModel
-    from ridgeline.compress.quantize import check_source
 
+    if arguments.out.suffix == ".gguf":
+        raise InvalidRequestError(
+            "Another attention is written as a folder of safetensors: convert that to GGUF then."
+        )
     for option in ("format", "gguf_type", "imatrix", "split_max_size", "requantize", "dtype"):
         if getattr(arguments, option):
             raise InvalidRequestError(
@@ -113,21 +110,8 @@ def _convert_attention(arguments: argparse.Namespace, recipe: ConversionRecipe) 
                 f"--{option.replace('_', '-')} has no effect on windows, which change no weight; "
                 "it goes with --kv-heads or --share."
             )
-    name = None if arguments.model == "embedded" else arguments.model
-    model = LayeredModel.open(name, offline=arguments.offline)
-    check_source(model)
-    documents = quality_documents(model, arguments)
-    text = calibration(model, recipe, arguments, documents) if recipe.is_calibrated else None
-    with resumable_run(arguments.out) as progress:
-        report = convert(
-            model,
-            arguments.out,
-            recipe,
-            text,
-            resume=arguments.resume,
-            progress=progress,
-            announce=announce,
-        )
+    done = run_layered(arguments, recipe, convert)
+    report = done.report
     output_console().print(
         f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights; K and V of a token have "
         f"{report.kv_elements:,} elements, of {report.kv_elements_before:,}. Heal it: ridgeline "
@@ -135,8 +119,8 @@ def _convert_attention(arguments: argparse.Namespace, recipe: ConversionRecipe) 
         markup=False,
         soft_wrap=True,
     )
-    if documents:
-        print_quality(model, report.path, documents)
+    if done.documents:
+        print_quality(done.model, report.path, done.documents)
     return 0
 
 

@@ -1,21 +1,43 @@
 """What commands that make a smaller model share: their texts, and the table of its quality."""
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from ridgeline.cli.display import output_console, print_columns
+from ridgeline.cli.display import announce, output_console, print_columns, resumable_run
 from ridgeline.cli.options import Parser
-from ridgeline.compress.recipe import EMBEDDED
+from ridgeline.compress.recipe import EMBEDDED, WindowChoice
 from ridgeline.core.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from ridgeline.compress.calibration import CalibrationText
     from ridgeline.compress.layers import LayeredModel
-    from ridgeline.compress.recipe import WindowChoice
     from ridgeline.evaluation import Document, Quality
 
 _TEXTS, _TEXT_TOKENS = 12, 400
+_Report = TypeVar("_Report")
+
+
+class LayerRecipe(WindowChoice, Protocol):
+    """Settings of what goes through a model layer by layer."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether it looks at what a text makes of the layers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredRun(Generic[_Report]):
+    """What has gone through ``model``: the ``report`` of it, the ``text`` that it was calibrated
+    with, if any, and the ``documents`` that quality is measured on."""
+
+    model: "LayeredModel"
+    report: _Report
+    text: "CalibrationText | None"
+    documents: "list[Document]"
 
 
 def add_text_options(parser: Parser) -> None:
@@ -52,19 +74,36 @@ def quality_documents(model: "LayeredModel", arguments: argparse.Namespace) -> "
     return encode_documents(model.loaded.tokenizer, texts[:_TEXTS], max_tokens=_TEXT_TOKENS)
 
 
-def calibration(
-    model: "LayeredModel",
-    choice: "WindowChoice",
-    arguments: argparse.Namespace,
-    documents: "list[Document]",
-) -> "CalibrationText":
-    """The text of --calibration, which has nothing of what quality is measured on."""
-    from ridgeline.compress.calibration import calibration_text
+def run_layered(
+    arguments: argparse.Namespace, recipe: LayerRecipe, work: Callable[..., _Report]
+) -> LayeredRun[_Report]:
+    """``work`` (`quantize`, `prune`, `convert`) from MODEL to --out, with its progress.
 
-    source = getattr(arguments, "calibration", EMBEDDED)
-    text = calibration_text(source, model.loaded, choice)
-    text.check_apart(documents)
-    return text
+    The text of --calibration has nothing of what quality is measured on.
+    """
+    from ridgeline.compress.calibration import calibration_text
+    from ridgeline.compress.layers import LayeredModel
+    from ridgeline.compress.quantize import check_source
+
+    name = None if arguments.model == "embedded" else arguments.model
+    model = LayeredModel.open(name, offline=arguments.offline)
+    check_source(model)
+    documents, text = quality_documents(model, arguments), None
+    if recipe.is_calibrated:
+        source = getattr(arguments, "calibration", EMBEDDED)
+        text = calibration_text(source, model.loaded, recipe)
+        text.check_apart(documents)
+    with resumable_run(arguments.out) as progress:
+        report = work(
+            model,
+            arguments.out,
+            recipe,
+            text,
+            resume=arguments.resume,
+            progress=progress,
+            announce=announce,
+        )
+    return LayeredRun(model=model, report=report, text=text, documents=documents)
 
 
 def print_quality(

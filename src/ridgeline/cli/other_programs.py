@@ -66,7 +66,6 @@ _NO_NEED = {
     "-fa": "attention never writes its scores to memory",
     "--flash-attn": "attention never writes its scores to memory",
     "--cpu-offload-gb": "--weights-memory-bytes is what stays in memory, and disk has the rest",
-    "--mlock": "weights that are used stay in memory",
     "--trust-remote-code": "no code of a model is ever run",
     "--enable-lora": "--adapters NAME=FOLDER is enough",
     "--enable-chunked-prefill": "prompts are always computed in chunks",

@@ -4,13 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.cli.display import announce, output_console, resumable_run
-from ridgeline.cli.model_quality import (
-    add_text_options,
-    calibration,
-    print_quality,
-    quality_documents,
-)
+from ridgeline.cli.display import output_console
+from ridgeline.cli.model_quality import add_text_options, print_quality, run_layered
 from ridgeline.cli.options import Parser, add_settings, given_settings
 from ridgeline.compress.pruning.recipe import PruneRecipe
 from ridgeline.core.errors import InvalidRequestError
@@ -34,29 +29,14 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prune, and print what it cost."""
-    # After parsing: these bring torch, which --help does not need.
-    from ridgeline.compress.layers import LayeredModel
+    # After parsing: this brings torch, which --help does not need.
     from ridgeline.compress.pruning.prune import prune
-    from ridgeline.compress.quantize import check_source
 
     recipe = _recipe(arguments)
-    model = LayeredModel.open(arguments.model, offline=arguments.offline)
-    check_source(model)
-    documents = quality_documents(model, arguments)
-    text = calibration(model, recipe, arguments, documents) if recipe.is_calibrated else None
-    with resumable_run(arguments.out) as progress:
-        report = prune(
-            model,
-            arguments.out,
-            recipe,
-            text,
-            resume=arguments.resume,
-            progress=progress,
-            announce=announce,
-        )
-    _print_report(report, recipe)
-    if documents:
-        print_quality(model, report.path, documents)
+    done = run_layered(arguments, recipe, prune)
+    _print_report(done.report, recipe)
+    if done.documents:
+        print_quality(done.model, done.report.path, done.documents)
     return 0
 
 

@@ -5,13 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.cli.config_file import ConfigFile
-from ridgeline.cli.display import announce, output_console, resumable_run
-from ridgeline.cli.model_quality import (
-    add_text_options,
-    calibration,
-    print_quality,
-    quality_documents,
-)
+from ridgeline.cli.display import output_console
+from ridgeline.cli.model_quality import add_text_options, print_quality, run_layered
 from ridgeline.cli.options import Parser, add_settings, given_settings
 from ridgeline.compress.recipe import Recipe
 from ridgeline.core.errors import InvalidRequestError
@@ -51,31 +46,17 @@ def add_options(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Quantize, and print what it cost."""
     # After parsing: these bring torch, which --help does not need.
-    from ridgeline.compress.layers import LayeredModel
-    from ridgeline.compress.quantize import check_source, quantize
+    from ridgeline.compress.quantize import quantize
     from ridgeline.kernels.cpu.library import native_kernels_run
 
     recipe = _recipe(arguments)
-    model = LayeredModel.open(arguments.model, offline=arguments.offline)
-    check_source(model)
-    documents = quality_documents(model, arguments)
-    text = calibration(model, recipe, arguments, documents) if recipe.is_calibrated else None
-    with resumable_run(arguments.out) as progress:
-        report = quantize(
-            model,
-            arguments.out,
-            recipe,
-            text,
-            resume=arguments.resume,
-            progress=progress,
-            announce=announce,
-        )
-    _print_report(report, recipe, text)
-    if documents:
+    done = run_layered(arguments, recipe, quantize)
+    _print_report(done.report, recipe, done.text)
+    if done.documents:
         # The file leaves the head in float, for others; here it gets fewer bits, too.
         is_own = recipe.is_factored and recipe.bits_per_weight is None
         head = f"int{recipe.bits}" if is_own and native_kernels_run() else None
-        print_quality(model, report.path, documents, head=head)
+        print_quality(done.model, done.report.path, done.documents, head=head)
     return 0
 
 

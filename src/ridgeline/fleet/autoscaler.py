@@ -137,10 +137,13 @@ class Autoscaler:
             self._pace.ratios.append((now_s - first_s) / (tokens - 1) / step_s)
 
     async def run(self) -> None:
-        """Decide until it is cancelled."""
+        """Decide until it is cancelled; a decision that fails is logged, and not the last."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            await self.decide()
+            try:
+                await self.decide()
+            except Exception:
+                _log.exception("It could not be decided how many engines are wanted.")
 
     async def decide(self) -> None:
         """Decide once, and begin what follows."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 
@@ -99,9 +100,9 @@ class HandingOver:
     def _mean_transfer_s(
         self, request: RoutedRequest, engines: Sequence[RoutedEngine]
     ) -> float | None:
-        """From an engine to the next, where that can read of it; ``None`` where no one can."""
+        """From an engine to another that can read of it; ``None`` where no one can."""
         seconds = []
-        for source, into in zip(engines, [*engines[1:], *engines[:1]], strict=True):
+        for source, into in permutations(engines, 2):
             rate, size = into.source_bytes_per_s(source), source.state.kv_token_bytes
             if rate and size:
                 seconds.append(request.wanted.prompt_tokens * size / rate + _LATENCY_S)

@@ -169,6 +169,7 @@ class OwnReplicas:
     router: Router | None = None
 
     def __init__(self, replicas: Sequence[ReplicaProcess]) -> None:
+        self._all = tuple(replicas)
         self._free = list(enumerate(replicas))  # the first of these goes first
         self._running: list[tuple[int, ReplicaProcess]] = []
 
@@ -200,8 +201,8 @@ class OwnReplicas:
             self._free.append(each)
 
     async def close(self) -> None:
-        """End all."""
-        await asyncio.gather(*(self.end(replica.url) for _, replica in tuple(self._running)))
+        """End all, and those that are being started or ended."""
+        await asyncio.gather(*(each.end() for each in self._all))
 
     async def _moved(self, before: str, now: str) -> None:
         if self.router is not None:

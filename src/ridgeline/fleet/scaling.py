@@ -10,7 +10,7 @@ from ridgeline.fleet.light_simulation import ReplicaLoad, attainment
 from ridgeline.roofline.slo import Slo
 
 _WORTH = 0.02  # of attainment, that more replicas add at least where none reach the target
-_SHORTEST_S = 20.0  # that is looked at after a replica would have started
+_SHORTEST_S = 20.0  # that is looked at after a replica would have started, or waited for
 _MOST_FEWER = 3  # replicas, that a decision looks down
 
 
@@ -68,7 +68,8 @@ class ScalingPolicy:
 
     @property
     def dwell_s(self) -> float:
-        return 2 * self.start_s
+        """Seconds for which fewer have to be enough."""
+        return max(2 * self.start_s, _SHORTEST_S)
 
     def decide(
         self, now_s: float, replicas: Sequence[ReplicaLoad], expected: ExpectedLoad

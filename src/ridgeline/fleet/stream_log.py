@@ -77,8 +77,8 @@ class StreamLog:
             at = events.index(_ERROR)
             at = events.rfind(b"\n\n", 0, at) + 2 if b"\n\n" in events[:at] else 0
             events, self.error = events[:at], _MARKS.sub(b"", events[at:])
-        if events.endswith(HANDED_OVER):
-            events, self.is_handed_over = events.removesuffix(HANDED_OVER), True
+        if HANDED_OVER in events:  # the text of an answer has no empty line; pings may follow
+            events, self.is_handed_over = events.partition(HANDED_OVER)[0], True
         self._kept.append(events)
         self._kept_bytes += len(events)
         if self._kept_bytes > _FOLD_BYTES:

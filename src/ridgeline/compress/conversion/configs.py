@@ -23,7 +23,8 @@ _WITHOUT_EFFECT = ("attention_bias", "mlp_bias", "pretraining_tp", "rope_scaling
 def converted_spec(spec: ModelSpec, recipe: ConversionRecipe) -> ModelSpec:
     """
     Raises:
-        SettingsError: the heads are no whole groups, or no layer is the one to be full.
+        SettingsError: the heads are no whole groups, no layer is the one to be full, or a setting
+            would change nothing.
         UnsupportedModelError: a layer has other attention than can be converted; layers that would
             share K and V see differently far.
     """
@@ -34,6 +35,13 @@ def converted_spec(spec: ModelSpec, recipe: ConversionRecipe) -> ModelSpec:
             f"full_every {recipe.full_every} names no layer of these {len(spec.layers)}: leave it "
             "out, and windows are on all."
         )
+    if recipe.window >= spec.max_position:
+        raise SettingsError(
+            f"A window of {recipe.window} hides nothing of a context of {spec.max_position} tokens."
+        )
+    heads = {getattr(layer.attention, "num_kv_heads", None) for layer in spec.layers}
+    if heads == {recipe.kv_heads}:
+        raise SettingsError(f"All layers have {recipe.kv_heads} KV heads: leave kv_heads out.")
     layers: list[LayerSpec] = []
     for index, layer in enumerate(spec.layers):
         attention = layer.attention
