@@ -10,22 +10,29 @@ Shapes: T tokens of the pass, D hidden size, H heads, K KV heads, d head width, 
 width, V vocabulary, E experts; in latent attention, R latent elements, n and r the widths of a
 head's parts without and with rotary positions, v the width of a head of V.
 
-Weights are in `core.op_weights`, ops on states in `core.state_ops`, those between ranks in
-`core.rank_ops`, those of per-layer embeddings in `core.layer_input_ops`, those of drafters that
-read hidden states in `core.feature_ops`, activations by themselves in `core.activation_ops`; all of
-them are found here as well.
+Weights are in `core.op_weights`, the ops around the KV cache in `core.attention_ops`, those on
+states in `core.state_ops`, those between ranks in `core.rank_ops`, those of per-layer embeddings in
+`core.layer_input_ops`, those of drafters that read hidden states in `core.feature_ops`, activations
+by themselves in `core.activation_ops`; all of them are found here as well.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ridgeline.core.activation_ops import Xielu
+from ridgeline.core.attention_ops import (
+    Attend,
+    BidirectionalAttend,
+    GrowQueries,
+    KVWrite,
+    LatentAttend,
+    Rope,
+)
 from ridgeline.core.feature_ops import JoinFeatures, KeepFeatures, ReadFeatures
 from ridgeline.core.layer_input_ops import LayerEmbed, LayerInput
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
 from ridgeline.core.op_weights import (
     Bias,
-    Expansion,
     Experts,
     ExpertsBias,
     ExpertsByColumns,
@@ -38,7 +45,6 @@ from ridgeline.core.op_weights import (
     Product,
     ProductByColumns,
     Router,
-    Sinks,
     Table,
     Weight,
     WholeBias,
@@ -60,8 +66,6 @@ from ridgeline.core.spec import (
     ClampedSwiGLU,
     NormScope,
     NormSpec,
-    QueryGrowth,
-    RopeSpec,
     RoutingSpec,
 )
 from ridgeline.core.state_ops import (
@@ -226,144 +230,6 @@ class HeadNorm:
     query_bias: WholeBias | None = None
     key_bias: WholeBias | None = None
     values: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rope:
-    """Rotate q[T, H, d] and k[T, K, d] by their positions; K may be 0.
-
-    ``query_start`` and ``key_start`` are the first elements of a head that are rotated;
-    ``head_dim`` and ``key_dim`` the whole widths of a head of q and of k.
-    """
-
-    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
-    spec: RopeSpec
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    key_dim: int
-    query_start: int = 0
-    key_start: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVWrite:
-    """Store k, and v if the layer has it, of the pass's tokens into the KV cache of ``layer``.
-
-    ``num_kv_heads`` heads of ``k_width`` and ``v_width`` elements.
-    """
-
-    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
-    layer: int
-    group: int
-    num_kv_heads: int
-    k_width: int
-    v_width: int
-    has_values: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrowQueries:
-    """Multiply q[T, H, d] by what `QueryGrowth` says of its position."""
-
-    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
-    growth: QueryGrowth
-    num_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attend:
-    """h[T, H·d] = softmax(scale · q·K) V over the cache of ``layer``, this pass's tokens included.
-
-    ``sinks``[H] are logits that join each head's softmax, without a value.
-    """
-
-    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.CONTEXT)
-    layer: int
-    group: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: Sinks | None = None
-
-    @property
-    def k_width(self) -> int:
-        return self.head_dim
-
-    @property
-    def v_width(self) -> int:
-        return self.head_dim
-
-    @property
-    def loaded_width(self) -> int:
-        """Elements of K and V that queries are multiplied with, for each token and KV head."""
-        return 2 * self.head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BidirectionalAttend:
-    """h[T, H·d] = softmax(scale · q·k) v over each sequence's tokens, all of which are in the pass.
-
-    ``window``: of tokens before and after, those less than so many positions away.
-    """
-
-    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.CONTEXT)
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None
-    softcap: float | None
-
-    @property
-    def k_width(self) -> int:
-        return self.head_dim
-
-    @property
-    def v_width(self) -> int:
-        return self.head_dim
-
-    @property
-    def loaded_width(self) -> int:
-        """Elements of K and V that queries are multiplied with, for each token and KV head."""
-        return 2 * self.head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttend:
-    """h[T, H·v]: attention over the latents [C, R+r] in the cache of ``layer``.
-
-    ``expand``[H·(n+v), R] maps a latent to the heads' K (n each) and V (v each). Executors choose
-    between expanding the latents they see (plain) and taking the matrix into q and the output
-    (absorbed); the results are the same.
-    """
-
-    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.CONTEXT)
-    layer: int
-    group: int
-    expand: Expansion
-    num_heads: int
-    latent_dim: int
-    nope_dim: int
-    rope_dim: int
-    v_dim: int
-    scale: float
-    num_kv_heads: ClassVar = 1
-    v_width: ClassVar = 0
-    window: ClassVar = None
-
-    @property
-    def k_width(self) -> int:
-        return self.latent_dim + self.rope_dim
-
-    @property
-    def loaded_width(self) -> int:
-        """Elements of a latent that queries are multiplied with, which are K's and V's."""
-        return 2 * self.latent_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
