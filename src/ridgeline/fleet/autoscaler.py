@@ -55,7 +55,7 @@ class DecisionRecord:
             "reason": decision.reason,
             "predicted": {
                 "requests_per_s": round(decision.expected.p50_rps, 3),
-                "p90_requests_per_s": round(decision.expected.p90_rps, 3),
+                "burst_requests_per_s": round(decision.expected.burst_rps, 3),
                 "within_limits": self.predicted,
             },
             "came": self.came,
@@ -278,7 +278,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 def _told(expected: ExpectedLoad) -> dict[str, float]:
     return {
         "requests_per_s": round(expected.p50_rps, 3),
-        "p90_requests_per_s": round(expected.p90_rps, 3),
+        "burst_requests_per_s": round(expected.burst_rps, 3),
     }
 
 

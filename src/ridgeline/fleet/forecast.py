@@ -1,9 +1,11 @@
 """How many requests will come, and how long they are: level, trend, and how far bursts go."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from math import sqrt
 
 INTERVAL_S = 5.0
@@ -13,17 +15,18 @@ _TREND, _DAMPING = 0.1, 0.95  # Gardner and McKenzie 1985: a trend is not for ev
 _REMEMBERED_S = 1800.0  # of what came of forecasts
 _FEWEST = 10  # of these mean something
 _LENGTHS = 256  # requests whose lengths are those of the next ones
+_BURST_SHARE = 0.95
 _P90_NORMAL = 1.2816
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLoad:
-    """What will come in the next seconds: requests per second, as likely more as fewer (``p50``)
-    and with a chance of a tenth more (``p90``), and lengths of recent ones: tokens of the prompt
-    that are not cached, and of the output."""
+    """What will come in the next seconds: requests per second, as likely more as fewer (``p50``);
+    so many that of twenty requests nineteen come when there are no more (``burst``); and lengths of
+    recent ones: tokens of the prompt that are not cached, and of the output."""
 
     p50_rps: float
-    p90_rps: float
+    burst_rps: float
     lengths: Sequence[tuple[int, int]]
 
 
@@ -31,8 +34,8 @@ class ArrivalForecast:
     """Counts arrivals in intervals of `INTERVAL_S`, from ``begin_s`` on.
 
     The level is smoothed exponentially, fast where a count cannot be chance; its trend is damped
-    (Holt 1957; Gardner and McKenzie 1985). How far bursts go is what came of earlier forecasts: the
-    quantile of the ratio of arrivals to those expected.
+    (Holt 1957; Gardner and McKenzie 1985). How far bursts go is what came of earlier forecasts: a
+    quantile, over requests, of the ratio of arrivals to those expected.
     """
 
     def __init__(self, begin_s: float, *, ahead_s: float) -> None:
@@ -43,7 +46,7 @@ class ArrivalForecast:
         self._trend = 0.0
         self._counts: deque[int] = deque(maxlen=self._ahead)
         self._expected: deque[float] = deque(maxlen=self._ahead + 1)
-        self._ratios: deque[float] = deque(maxlen=round(_REMEMBERED_S / INTERVAL_S))
+        self._came: deque[tuple[float, int]] = deque(maxlen=round(_REMEMBERED_S / INTERVAL_S))
         self._prompts: deque[int] = deque(maxlen=_LENGTHS)
         self._outputs: deque[int] = deque(maxlen=_LENGTHS)
 
@@ -71,15 +74,22 @@ class ArrivalForecast:
         self._close_intervals(now_s)
         if self._level is None:  # the first interval
             rate = self._count / max(INTERVAL_S, now_s - self._begin_s)
-            return ExpectedLoad(p50_rps=rate, p90_rps=rate, lengths=self._lengths)
+            return ExpectedLoad(p50_rps=rate, burst_rps=rate, lengths=self._lengths)
         count = self._sum_ahead()
         by_chance = 1 + _P90_NORMAL / sqrt(max(1.0, count))
-        ratios = sorted(self._ratios)
-        of_bursts = ratios[9 * len(ratios) // 10] if len(ratios) >= _FEWEST else 1.0
         rate = count / (self._ahead * INTERVAL_S)
         return ExpectedLoad(
-            p50_rps=rate, p90_rps=rate * max(by_chance, of_bursts), lengths=self._lengths
+            p50_rps=rate, burst_rps=rate * max(by_chance, self._burst()), lengths=self._lengths
         )
+
+    def _burst(self) -> float:
+        """Of the requests that came of late, a twentieth came when there were more than this many
+        times those expected: bursts are short, and many requests are in them."""
+        if len(self._came) < _FEWEST:
+            return 1.0
+        in_order = sorted(self._came)
+        sums = list(accumulate(count for _, count in in_order))
+        return in_order[bisect_left(sums, _BURST_SHARE * sums[-1])][0]
 
     @property
     def _lengths(self) -> list[tuple[int, int]]:
@@ -96,7 +106,8 @@ class ArrivalForecast:
     def _learn(self, count: int) -> None:
         self._counts.append(count)
         if len(self._expected) > self._ahead and self._expected[0] >= 1:
-            self._ratios.append(sum(self._counts) / self._expected[0])
+            count_ahead = sum(self._counts)
+            self._came.append((count_ahead / self._expected[0], count_ahead))
         if self._level is None:
             self._level = float(count)
         else:

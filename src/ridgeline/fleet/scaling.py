@@ -37,7 +37,7 @@ class ScalingGoal:
 class ScalingDecision:
     """How many replicas there are and are wanted, and why. ``predicted``: by number of replicas the
     share of requests that keep the limits, ``if_few`` at p50 of what is expected, ``if_many`` at
-    p90."""
+    bursts of it."""
 
     present: int
     wanted: int
@@ -53,7 +53,7 @@ class ScalingPolicy:
     The fleet grows when what is expected (p50) would miss the target with those that there are or
     start, to the fewest that keep it; only requests that a replica started now could serve count.
     It shrinks to the most that were needed in the last ``dwell_s``; needed are the fewest that keep
-    the target from now on even in p90.
+    the target from now on even in bursts.
     """
 
     def __init__(self, goal: ScalingGoal, *, start_s: float) -> None:
@@ -120,7 +120,7 @@ class ScalingPolicy:
         goal, present = self.goal, len(replicas)
         needed = min(present, goal.max_replicas)
         for count in range(needed - 1, max(goal.min_replicas, needed - _MOST_FEWER) - 1, -1):
-            found[count] = self._predict(replicas, count, expected, expected.p90_rps, 0.0)
+            found[count] = self._predict(replicas, count, expected, expected.burst_rps, 0.0)
             if found[count] < goal.target:
                 break
             needed = count
