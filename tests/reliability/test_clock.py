@@ -1,13 +1,16 @@
 """The time of day jumps, by a year or an hour, in both directions: no duration changes."""
 
+import asyncio
 import json
 import time
 
 import pytest
 from tests.kvcache.test_tiers import make_entry
+from tests.reliability.test_batches import Store
 from tests.server.running import running
 from tests.server.test_access import digest
 from tests.server.test_jobs import finished, start
+from tests.server.test_kept_responses import kept, store, there
 
 from ridgeline.kvcache.tiers import DiskTier, RamTier
 from ridgeline.server.jobs import worker
@@ -27,10 +30,11 @@ sha256 = "{free}"
 @pytest.fixture
 def clocks(monkeypatch):
     """Jumps of the time of day, and seconds that pass, beside the real ones."""
-    real, steady = time.time, time.monotonic
+    real, steady, by_id = time.time, time.monotonic, time.clock_gettime
     jumps = {"day": 0.0, "passed": 0.0}
     monkeypatch.setattr(time, "time", lambda: real() + jumps["day"] + jumps["passed"])
     monkeypatch.setattr(time, "monotonic", lambda: steady() + jumps["passed"])
+    monkeypatch.setattr(time, "clock_gettime", lambda which: by_id(which) + jumps["passed"])
     return jumps
 
 
@@ -68,6 +72,41 @@ def test_a_batch_is_never_given_more_than_its_window(clocks):
     assert worker._left_s(row) == 86400
     clocks["day"] = YEAR_S
     assert worker._left_s(row) == 0
+
+
+def test_kept_responses_live_as_long_as_they_should(tmp_path, clocks):
+    async def live():
+        with store(tmp_path) as found:
+            await found.put("a", kept(0), ttl_s=60)
+            for clocks["day"] in (YEAR_S, -YEAR_S, HOUR_S, 0.0):
+                await found.purge()
+                assert await there(found, "a", (0,)) == [0], clocks
+            clocks["day"] = -YEAR_S
+            await found.put("a", kept(1), ttl_s=60)
+            clocks.update(day=YEAR_S, passed=50.0)
+            assert await there(found, "a", (0, 1)) == [0, 1]
+            clocks["passed"] = 61.0
+            await found.purge()
+            assert await there(found, "a", (0, 1)) == []
+
+    asyncio.run(live())
+
+
+def test_a_batch_that_waits_has_its_window_still(tmp_path, clocks):
+    async def wait():
+        jobs = Store(tmp_path)
+        over, waiting = await jobs.start(), await jobs.start()
+        await jobs.batches.cancel("t", over)
+        lease, _ = await jobs.batches.claim(over)
+        assert await jobs.batches.finish(lease, "cancelled", [])
+        before = await jobs.batches.get("t", over)
+        clocks["day"] = YEAR_S
+        _, row = await jobs.batches.claim(waiting)
+        assert 7 < worker._left_s(row) <= 9
+        assert await jobs.batches.get("t", over) == before
+        jobs.database.close()
+
+    asyncio.run(wait())
 
 
 def test_a_server_goes_on(roomy_folder, tmp_path, monkeypatch):

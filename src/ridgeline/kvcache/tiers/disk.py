@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
+from ridgeline.core.durations import since_boot_s
 from ridgeline.core.encryption import MAGIC, Encryption
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.kvcache.tiers.entry import (
@@ -206,8 +207,8 @@ class DiskTier(LocalTier):
 
 def _steady_clock() -> Callable[[], float]:
     """The time of day, of which later changes to the machine's clock are not seen."""
-    offset_s = time.time() - time.monotonic()
-    return lambda: offset_s + time.monotonic()
+    offset_s = time.time() - since_boot_s()
+    return lambda: offset_s + since_boot_s()
 
 
 def _is_encrypted(path: Path) -> bool:

@@ -7,11 +7,13 @@ import logging
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ridgeline.core.durations import since_boot_s
 from ridgeline.core.encryption import Encryption, Writer
 from ridgeline.core.errors import (
     CorruptFileError,
@@ -24,6 +26,7 @@ from ridgeline.core.errors import (
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 NAME = "jobs.sqlite"
+_CLOCK_SET_S = 2.0  # smaller steps are what keeps it right
 _CHECK = "ridgeline data folder"  # what the key of an encrypted folder has to decrypt
 
 # A batch that is over has its counts in its row, and no results.
@@ -65,7 +68,8 @@ class Database:
 
     What is in the folder is for its owner alone; a folder that is not gets a warning. With a key,
     callers encrypt what users have written before they store it, with ``encryption``; a folder is
-    encrypted from its start, or not at all.
+    encrypted from its start, or not at all. Should the machine's clock be set meanwhile, what has a
+    time to live keeps it: its dates are moved before the next transaction's work.
 
     Raises:
         DiskError: the folder cannot be used, or the database is damaged.
@@ -77,6 +81,7 @@ class Database:
         self.folder = folder
         self.encryption = encryption or Encryption()
         self._undo: list[Callable[[], None]] = []
+        self._offset_s = time.time() - since_boot_s()
         self._is_open = True
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -201,11 +206,17 @@ class Database:
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connection
+        offset_s = time.time() - since_boot_s()
+        was_set = abs(offset_s - self._offset_s) > _CLOCK_SET_S
         self._undo.clear()
         try:
             connection.execute("BEGIN IMMEDIATE")
+            if was_set:
+                _move_dates(connection, round(offset_s - self._offset_s))
             result = work(connection)
             connection.execute("COMMIT")
+            if was_set:
+                self._offset_s = offset_s
         except BaseException as error:
             if connection.in_transaction:  # SQLite may have ended it itself
                 with contextlib.suppress(sqlite3.DatabaseError):
@@ -247,6 +258,14 @@ def _add_counts(connection: sqlite3.Connection) -> None:
     columns = {row["name"] for row in connection.execute("PRAGMA table_info(batches)")}
     for name in {"completed", "failed"} - columns:
         connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+
+
+def _move_dates(connection: sqlite3.Connection, by_s: int) -> None:
+    """Let responses, and batches that are not over, expire when they would have."""
+    move = "SET created = created + ?1, expires = expires + ?1"
+    connection.execute(f"UPDATE responses {move}", (by_s,))
+    ends = "COALESCE(completed_at, failed_at, expired_at, cancelled_at)"
+    connection.execute(f"UPDATE batches {move} WHERE {ends} IS NULL", (by_s,))
 
 
 def row_dict(row: sqlite3.Row) -> dict[str, Any]:

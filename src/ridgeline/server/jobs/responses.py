@@ -69,9 +69,9 @@ class ResponseStore:
                 f"The conversation takes {len(sealed):,} bytes, and {MAX_TENANT_BYTES:,} are "
                 "kept; send store: false, and the conversation as input.",
             )
-        now = int(time.time())
 
         def work(db: sqlite3.Connection) -> int:
+            now = int(time.time())
             db.execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?)",
                 (response_id, tenant, now, now + max(1, int(ttl_s)), sealed),
