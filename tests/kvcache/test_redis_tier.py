@@ -12,8 +12,10 @@ from tests.engine.test_kv_tiers import ask as ask_engine
 from tests.fakes import FakeExecutor
 from tests.kvcache.redis_server import start_redis
 from tests.kvcache.test_tiers import make_entry
+from tests.reliability.process import free_port
 from tests.scheduler.test_scheduler import expected_output, request
 from tests.scheduler.test_tiers import ask, make_with_tiers, run_saves
+from tests.server.test_peers import certificate
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.encryption import Encryption
@@ -229,6 +231,53 @@ def test_passwords_are_asked_for_and_never_settings():
         assert "secret" not in str(error.value)
     with pytest.raises(SettingsError, match="no URL of a Redis server"):
         RedisTier("http://host", namespace="m")
+
+
+@contextmanager
+def tls_server(folder, *options):
+    """One with TLS as well, under a certificate of 127.0.0.1; its URL without who signs that."""
+    certificate(folder)
+    port = str(free_port())
+    names = {"cert-file": "cert.pem", "key-file": "key.pem", "ca-cert-file": "cert.pem"}
+    files = [part for name, file in names.items() for part in (f"--tls-{name}", folder / file)]
+    server = start_redis("--tls-port", port, *map(str, files), *options)
+    yield server, f"rediss://127.0.0.1:{port}"
+    server.close()
+
+
+def test_over_tls_it_is_the_same(tmp_path):
+    with tls_server(tmp_path, "--tls-auth-clients", "no") as (server, url):
+        trusted = f"?ssl_ca_certs={tmp_path}/cert.pem"
+        first, second = (RedisTier(url + trusted, namespace="model") for _ in "ab")
+        entries = [make_entry(number, size=900_000) for number in range(9)]
+        first.put_all(entries)
+        assert found(second, *range(9)) == {each.header.key: each for each in entries}
+        for wrong in (url, url.replace("127.0.0.1", "localhost") + trusted):
+            with pytest.raises(SettingsError, match=r"is not trusted .*ssl_ca_certs=FILE"):
+                RedisTier(wrong, namespace="model")
+        server.pause()
+        started_s = time.monotonic()
+        for _ in range(20):
+            assert second.get_all(keys_of(0)) == {}
+        assert time.monotonic() - started_s < 1
+
+
+def test_over_tls_clients_have_certificates_where_they_are_asked_for(tmp_path, caplog):
+    with tls_server(tmp_path) as (_, url):
+        url += f"?ssl_ca_certs={tmp_path}/cert.pem"
+        mine = f"&ssl_certfile={tmp_path}/cert.pem&ssl_keyfile={tmp_path}/key.pem"
+        tier = RedisTier(url + mine, namespace="model")
+        tier.put_all([make_entry(0)])
+        assert list(found(tier, 0)) == keys_of(0)
+        assert not caplog.text
+        assert RedisTier(url, namespace="model").is_absent
+        assert "certificate required" in caplog.text
+
+
+def test_an_option_of_the_url_that_there_is_not_is_said():
+    for url in ("redis://host?nonsense=1", "redis://host?db=x"):
+        with pytest.raises(SettingsError, match=r"options \(.*(nonsense|db)"):
+            RedisTier(url, namespace="m")
 
 
 def test_an_engine_starts_without_its_server(model_folder):

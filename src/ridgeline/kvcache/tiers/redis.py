@@ -67,7 +67,8 @@ class RedisTier:
 
     Raises:
         MissingDependencyError: the package redis is not installed.
-        SettingsError: the URL is none, or the server refuses the password.
+        SettingsError: the URL is none, the server refuses the password, or its certificate is not
+            trusted.
     """
 
     is_read_only = False
@@ -308,6 +309,8 @@ class RedisTier:
         self._num_failures += 1
 
     def _first_ping(self) -> None:
+        from ssl import SSLCertVerificationError
+
         from redis import AuthenticationError
 
         try:
@@ -315,7 +318,13 @@ class RedisTier:
         except AuthenticationError as error:
             raise SettingsError(f"The server of kv_redis_url refuses: {error}.") from None
         except Exception as error:  # as in `_send`
-            self._lose(_ServerError(type(error).__name__))
+            if isinstance(error.__context__, SSLCertVerificationError):
+                raise SettingsError(
+                    "The certificate of kv_redis_url's server is not trusted "
+                    f"({error.__context__.verify_message}); rediss://HOST?ssl_ca_certs=FILE says "
+                    "who signs it."
+                ) from None
+            self._lose(_ServerError(f"{type(error).__name__} ({error})"))
 
     def _lose(self, error: _ServerError) -> None:
         self._fail(f"Redis is left alone for some seconds: {error}.")
@@ -338,7 +347,7 @@ class RedisTier:
 
 def _client(url: str, password: str | None) -> "Redis":
     try:
-        from redis import Redis
+        from redis import Redis, RedisError
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError as error:
@@ -347,14 +356,18 @@ def _client(url: str, password: str | None) -> "Redis":
         ) from error
     secret = {} if password is None else {"password": password}
     try:
-        return Redis.from_url(
+        client = Redis.from_url(
             url,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
             **secret,
         )
-    except (ValueError, TypeError):
+        client.connection_pool.make_connection()  # which reads the options
+    except (ValueError, TypeError, RedisError) as error:
+        problem = str(error).partition(" got ")[2] or error
         raise SettingsError(
-            "kv_redis_url is no URL of a Redis server: redis://, rediss:// or unix://."
+            "kv_redis_url is no URL of a Redis server: redis://, rediss:// or unix://, and its "
+            f"options ({problem})."
         ) from None
+    return client
