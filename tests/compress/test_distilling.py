@@ -126,7 +126,7 @@ def test_codes_are_trained_in_the_grid_of_the_file(recipe, tmp_path, text):
 def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path, text):
     teacher = opened(write_folder(tmp_path / "teacher", SMALL))
     student = opened(write_folder(tmp_path / "student", SMALL, seed=1))
-    distill(student, teacher, tmp_path / "whole", QUICK, text)
+    whole = distill(student, teacher, tmp_path / "whole", QUICK, text)
 
     def stop(step, *_):
         if step == 5:
@@ -138,7 +138,10 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path, text):
     other = TrainingText(source="other", tokens=text.tokens[1:])
     with pytest.raises(SettingsError, match="text differ"):
         distill(student, teacher, tmp_path / "out", QUICK, other, resume=True)
-    distill(student, teacher, tmp_path / "out", QUICK, text, resume=True)
+    metrics = tmp_path / "out" / ".ridgeline-state" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 6, "lo')  # as a kill leaves it
+    report = distill(student, teacher, tmp_path / "out", QUICK, text, resume=True)
+    assert (report.first_loss, report.last_loss) == (whole.first_loss, whole.last_loss)
     weights = [(tmp_path / n / "model-00001-of-00001.safetensors").read_bytes()
                for n in ("whole", "out")]  # fmt: skip
     assert weights[0] == weights[1]

@@ -17,6 +17,7 @@ from ridgeline.compress.optimizer import MuonAdam, OptimizerConfig
 from ridgeline.compress.trainable import TrainableLlama
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+_METRICS_NAME = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +118,19 @@ def load_checkpoint(
     return int(metadata["step"]), float(metadata["seconds"])
 
 
+def step_losses(folder: Path) -> list[float]:
+    """The loss of each step that was logged, of all runs that a training was gone on with by."""
+    lines = (folder / _METRICS_NAME).read_text(encoding="utf-8").splitlines()
+    return [float(json.loads(line)["loss"]) for line in lines]
+
+
 def _trim_metrics(file: Path, step: int) -> None:
-    """Drops the lines of steps after the checkpoint, which will be made again."""
+    """Drops the lines of steps after the checkpoint, which will be made again, and a line that the
+    end of a run cut short."""
     if file.exists():
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        whole = [line for line in lines if line.endswith("\n")]
+        kept = [line for line in whole if json.loads(line)["step"] <= step]
         file.write_text("".join(kept), encoding="utf-8")
 
 
@@ -145,7 +154,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = MuonAdam(model, config.optimizer)
     step, seconds = load_checkpoint(folder=folder, model=model, optimizer=optimizer)
-    _trim_metrics(folder / "metrics.jsonl", step)
+    _trim_metrics(folder / _METRICS_NAME, step)
     compiled = torch.compile(loss_function, dynamic=False) if config.compile else loss_function
     losses: list[float] = []
     model.train()
@@ -181,7 +190,7 @@ def train(
                 "seconds": round(seconds, 1),
                 "tokens_per_s": round(rate),
             }
-            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as handle:
+            with (folder / _METRICS_NAME).open("a", encoding="utf-8") as handle:
                 handle.write(json.dumps(line) + "\n")
             schedule = read_schedule(folder, config.schedule)
         if step % config.checkpoint_every == 0:

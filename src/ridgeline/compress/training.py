@@ -6,6 +6,7 @@ All weights are in memory, in float32, with two sums of the optimizer for each t
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from ridgeline.compress.layers import LayeredModel
 from ridgeline.compress.layerwise import check_finite
 from ridgeline.compress.optimizer import OptimizerConfig
 from ridgeline.compress.output import OutputFolder
-from ridgeline.compress.pretrain import Schedule, TrainingConfig, train
+from ridgeline.compress.pretrain import Schedule, TrainingConfig, step_losses, train
 from ridgeline.compress.qat import FakeQuantized, recipe_of
 from ridgeline.compress.quantize import check_source
 from ridgeline.compress.tensors import plan_tensors, products
@@ -156,7 +157,7 @@ def run_training(
         log_every=1,
         compile=False,
     )
-    losses = train(
+    train(
         model=model,
         loss_function=loss,
         stable=stream,
@@ -165,8 +166,8 @@ def run_training(
         folder=folder.work_path,
         on_step=progress,
     )
-    share = max(1, recipe.steps // 10)
-    return {"first": sum(losses[:share]) / share, "last": sum(losses[-share:]) / share}
+    losses, share = step_losses(folder.work_path), max(1, recipe.steps // 10)
+    return {"first": fmean(losses[:share]), "last": fmean(losses[-share:])}
 
 
 def text_stream(text: TrainingText, recipe: TrainingRecipe) -> WindowStream:
