@@ -276,7 +276,7 @@ def test_a_router_that_starts_nothing_says_how_many_are_wanted(scaled):
         (("--max-replicas", "2"), "--max-replicas needs --slo"),
         (("--min-replicas", "2"), "--min-replicas needs --max-replicas"),
         (("--replicas", "2", "--max-replicas", "2", "--slo", "chat"), "a number that stays"),
-        (("--min-replicas", "3", "--max-replicas", "2", "--slo", "chat"), "must not exceed"),
+        (("--min-replicas", "3", "--max-replicas", "2"), "must not exceed"),
     ],
 )
 def test_numbers_of_replicas_that_mean_nothing_are_refused(options, said, capsys):

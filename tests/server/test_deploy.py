@@ -1,6 +1,7 @@
 """What `deploy/` starts is a command line and an environment that `ridgeline serve` takes."""
 
 import shlex
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_the_manifests(monkeypatch):
 
 def test_the_manifests_of_a_fleet(monkeypatch):
     """The router knows all engines that may be started, and publishes what the autoscaler asks."""
-    parts = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "fleet.yaml").read_text()))
+    parts = list(yaml.safe_load_all((files("ridgeline.fleet") / "kubernetes.yaml").read_text()))
     by_kind = {part["kind"]: part for part in parts}
     engine, router = (
         by_kind[kind]["spec"]["template"]["spec"] for kind in ("StatefulSet", "Deployment")

@@ -64,15 +64,30 @@ def apply_config_file(arguments: argparse.Namespace) -> None:
     if not hasattr(arguments, "config_file"):
         return
     parser, path = arguments.config_file
+    put_settings(arguments, parser, read_yaml(path), where=f"{path}")
+
+
+def put_settings(
+    arguments: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    values: Mapping[str, Any],
+    *,
+    where: str,
+) -> None:
+    """Put settings by name where a command line gave none.
+
+    Raises:
+        SettingsError: one is not known, or its value is not possible.
+    """
     settings = {action.dest: action for action in parser._actions if is_setting(action)}
-    for key, value in _read(path).items():
+    for key, value in values.items():
         name = key.replace("-", "_")
         if name not in settings:
-            raise SettingsError(f"{path}: there is no setting {key!r}{suggestion(name, settings)}")
+            raise SettingsError(f"{where}: there is no setting {key!r}{suggestion(name, settings)}")
         try:
             parsed = read_setting(settings[name], value)
         except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
-            raise SettingsError(f"{path}: {key}: {value!r} is not possible: {error}.") from error
+            raise SettingsError(f"{where}: {key}: {value!r} is not possible: {error}.") from error
         if getattr(arguments, name, None) is None:
             setattr(arguments, name, parsed)
 
@@ -85,7 +100,12 @@ def is_setting(action: argparse.Action) -> bool:
     )
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """Names and values of a file.
+
+    Raises:
+        SettingsError: it cannot be read, is something else, or has a name twice.
+    """
     import yaml  # not for every command line
 
     try:

@@ -11,6 +11,15 @@ EXAMPLES = {
     "route": (
         "ridgeline route --engine http://a:8000 --engine http://b:8000 --router-key-file key",
     ),
+    "fleet": (
+        "ridgeline fleet up fleet.yaml",
+        "ridgeline fleet up fleet.yaml --manifests manifests",
+        "ridgeline fleet plan fleet.yaml",
+        "ridgeline fleet status fleet.yaml",
+        "ridgeline fleet verify fleet.yaml",
+        "ridgeline fleet drain fleet.yaml 1",
+        "ridgeline fleet replay fleet.yaml night.jsonl --speed 4",
+    ),
     "worker": (
         "ridgeline worker --join first-machine:7070 --key-file key",
         "ridgeline worker ~/models/qwen3 --join 10.0.0.1:7070 --key-file key --once",

@@ -115,9 +115,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.place:
         return _place(arguments, slo)
     check_model(arguments)
-    machine = _any_machine(arguments) if arguments.cheapest else _machine(arguments)
+    machine = _any_machine(arguments) if arguments.cheapest else machine_of(arguments)
     model = read_model(arguments, machine.calibration)
-    question = _question(arguments, model, machine, slo)
+    question = question_of(arguments, model, machine, slo)
     if arguments.cheapest:
         return _cheapest(arguments, question)
     if arguments.disaggregate:
@@ -262,7 +262,12 @@ def _hardware(arguments: argparse.Namespace) -> str:
     return str(arguments.hardware or THIS).lower()
 
 
-def _machine(arguments: argparse.Namespace) -> "Machine":
+def machine_of(arguments: argparse.Namespace) -> "Machine":
+    """The machine of the options, with the price of a device.
+
+    Raises:
+        RidgelineError: there is no such machine, or it cannot be measured.
+    """
     from ridgeline.planning import catalogue_machine
 
     is_this = _hardware(arguments) == THIS
@@ -287,9 +292,10 @@ def _any_machine(arguments: argparse.Namespace) -> "Machine":
     return catalogue_machine(catalogue, next(iter(catalogue.devices)))
 
 
-def _question(
+def question_of(
     arguments: argparse.Namespace, model: NamedModel, machine: "Machine", slo: Slo
 ) -> "Question":
+    """The load of the options, on a machine."""
     from ridgeline.core.config import EngineConfig
     from ridgeline.planning import Question, read_trace
     from ridgeline.planning.question import MAX_SEQS
@@ -437,7 +443,7 @@ def _machines(arguments: argparse.Namespace) -> list["Machine"]:
     """Of ``--hardware a100:2,l4:4``, or one kind and ``--count``."""
     parts = _hardware(arguments).split(",")
     if len(parts) == 1 and ":" not in parts[0]:
-        return [_machine(arguments)]
+        return [machine_of(arguments)]
     if arguments.count is not None:
         raise InvalidRequestError("--count is of one kind of device: write --hardware a100:2,l4:4.")
     found = []
@@ -448,7 +454,7 @@ def _machines(arguments: argparse.Namespace) -> list["Machine"]:
                 "Several kinds of devices are written --hardware a100:2,l4:4."
             )
         one = argparse.Namespace(**{**vars(arguments), "hardware": name, "count": int(count or 1)})
-        found.append(_machine(one))
+        found.append(machine_of(one))
     if len({machine.key for machine in found}) < len(found):
         raise InvalidRequestError("Each kind of device is named once.")
     if sum(machine.count for machine in found) > 1024:
@@ -463,5 +469,5 @@ def _load(arguments: argparse.Namespace, text: str, machine: "Machine", slo: Slo
     if name not in PRESETS:
         raise InvalidRequestError(f"Unknown shape {name!r} in --place.")
     named = argparse.Namespace(**{**vars(arguments), "shape": name, "model": None})
-    question = _question(arguments, read_model(named, machine.calibration), machine, slo)
+    question = question_of(arguments, read_model(named, machine.calibration), machine, slo)
     return ModelDemand(name=name, question=question, rate_rps=_place_rate(rate))

@@ -74,7 +74,7 @@ def add_options(parser: Parser) -> None:
         help="how the router of --replicas chooses an engine; default: by predicted seconds",
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, router_settings={})
 
 
 def _replicas(text: str) -> int:
@@ -92,12 +92,12 @@ def _counts(arguments: argparse.Namespace, config: ServerConfig) -> tuple[int, i
         return arguments.replicas, None
     if arguments.replicas > 1:
         raise SettingsError("--replicas is a number that stays; give it or --max-replicas.")
+    if (fewest := fewest or 1) > most:
+        raise SettingsError("--min-replicas must not exceed --max-replicas.")
     if config.slo is None:
         raise SettingsError(
             "--max-replicas needs --slo, the limits for which there are to be enough replicas."
         )
-    if (fewest := fewest or 1) > most:
-        raise SettingsError("--min-replicas must not exceed --max-replicas.")
     return fewest, most
 
 
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     opens = webbrowser.open if arguments.open else None
     pool = _pool(arguments, engine_config, config)
     count, most = _counts(arguments, config)
-    if count > 1 or most is not None:
+    if count > 1 or most is not None or arguments.router_settings:
         if pool is not None:
             raise SettingsError("--replicas are of one model, and do not go with --memory.")
         from ridgeline.fleet.replicas import serve_replicas
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
             config,
             count,
             max_count=most,
-            policy=arguments.policy,
+            router={"policy": arguments.policy} | arguments.router_settings,
             announce=line,
             on_listening=opens,
         )

@@ -13,7 +13,8 @@ from ridgeline.fleet.autoscaler import Autoscaler
 from ridgeline.fleet.control import FleetControl
 from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.forwarding import MOST_WHOLE_BYTES, Client, Forwarding
-from ridgeline.fleet.requests import RoutedRequest
+from ridgeline.fleet.request_log import RecordedClient, RequestLog
+from ridgeline.fleet.requests import GENERATING, RoutedRequest
 from ridgeline.server.body import ClientDisconnectedError, declared_length, read_body
 from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.ids import new_id
@@ -36,11 +37,16 @@ class RouterApp:
     """Answers ``/health``, ``/ready``, ``/metrics``, ``/fleet/state`` and ``/admin/engines``; the
     rest is the engines'."""
 
-    def __init__(self, control: FleetControl, scaler: Autoscaler | None) -> None:
+    def __init__(
+        self, control: FleetControl, scaler: Autoscaler | None, log: RequestLog | None = None
+    ) -> None:
         self._router, self._control, self._scaler = control.router, control, scaler
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client, outcome = Client(scope, send), "refused"
+        is_logged = self._log is not None and scope["path"] in GENERATING
+        client = (RecordedClient if is_logged else Client)(scope, send)
+        outcome = "refused"
         self._router.num_open += 1
         try:
             with self._router.bodies.share() as hold:
@@ -99,7 +105,14 @@ class RouterApp:
             raise ApiError(404, "There is no such route.")
         if request.is_for_all:
             return await self._ask_all(request, client)
-        forwarding, scaler = Forwarding(router, request, client), self._scaler
+        outcome = await self._generate(request, client, receive)
+        if self._log and isinstance(client, RecordedClient) and outcome == "completed":
+            self._log.note(request, client, has_seed=router.token is not None)
+        return outcome
+
+    async def _generate(self, request: RoutedRequest, client: Client, receive: Receive) -> str:
+        """Have an engine answer, and the autoscaler know of it."""
+        forwarding, scaler = Forwarding(self._router, request, client), self._scaler
         if scaler is None or not (request.generates and request.method == "POST"):
             return await self._forward(forwarding, receive)
         arrival_s = asyncio.get_running_loop().time()
@@ -222,6 +235,10 @@ def _told(engine: RoutedEngine, now_s: float) -> dict[str, Any]:
         "reason": engine.reason,
         "pending": tracker.num_pending,
         "running": tracker.num_running,
+        "max_seqs": engine.state.max_seqs,
+        "kv_tokens": engine.state.kv_tokens,
+        "price": engine.state.price,
+        "curve": engine.state.curve,
     }
 
 

@@ -48,9 +48,13 @@ class RouterConfig:
         probe_s: seconds between questions to each engine how it is.
         drain_s: seconds that requests in progress have to end after SIGTERM.
         slo: limits of a good request: ttft=0.5,tpot=0.05,e2e=10 in seconds, or chat.
+        slo_share: share of the requests that is to keep them.
         min_replicas: fewest engines that are wanted.
         max_replicas: most engines that are wanted; with it the router says how many are.
         start_s: seconds that an engine takes from its start to its first request.
+        request_log: file that gets a JSON line for each answered request: when, how long, how many
+            tokens, and a digest of the answer; a trace for ridgeline plan and fleet replay.
+        request_log_text: also the request as it was sent, so that it can be asked again.
         ssl_keyfile: file of the private key (PEM), for HTTPS.
         ssl_certfile: file of its certificate chain (PEM).
     """
@@ -71,9 +75,14 @@ class RouterConfig:
     probe_s: Timeout = 1.0
     drain_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     slo: Annotated[str | None, Reads(read_slo), _SCALED] = None
+    slo_share: Annotated[float, Meta(gt=0, lt=1), _SCALED] = 0.95
     min_replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS), _SCALED] = 1
     max_replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS), _SLO] | None = None
     start_s: Annotated[Timeout, _SCALED] = 60.0
+    request_log: str | None = None
+    request_log_text: Annotated[
+        bool, Needs("request_log", lambda config: config.request_log is not None)
+    ] = False
     ssl_keyfile: Annotated[
         str | None, Needs("ssl_certfile", lambda config: config.ssl_certfile is not None)
     ] = None
@@ -100,4 +109,5 @@ class RouterConfig:
             slo=parse_slo(self.slo),
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,
+            target=self.slo_share,
         )

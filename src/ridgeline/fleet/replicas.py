@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ridgeline.core.config import DEFAULT_KV_SHARE, EngineConfig
 from ridgeline.core.errors import EngineError, SettingsError
@@ -17,7 +18,6 @@ from ridgeline.core.ray_cluster import check_ray
 from ridgeline.core.settings.parallel import WITHOUT_RAY
 from ridgeline.executors import default_executor, executor_traits
 from ridgeline.fleet.config import RouterConfig
-from ridgeline.fleet.policies import PolicyName
 from ridgeline.fleet.ray_replica import ReplicaOnRay, check_reachable
 from ridgeline.fleet.replica import ReplicaProcess, ReplicaStart
 from ridgeline.fleet.router import Router
@@ -36,7 +36,7 @@ def serve_replicas(
     count: int,
     *,
     max_count: int | None = None,
-    policy: PolicyName = "price",
+    router: dict[str, Any] | None = None,
     announce: Announce = print,
     on_listening: Callable[[str], object] | None = None,
 ) -> None:
@@ -44,7 +44,7 @@ def serve_replicas(
 
     Each replica has its part of the processors and of the memory for KV; the first has the data
     folder. With ``max_count`` there are ``count`` to so many, as the load asks for (`Autoscaler`),
-    and parts are those of the most.
+    and parts are those of the most. ``router`` has more settings of `RouterConfig`.
 
     Raises:
         EngineError: a replica cannot be started.
@@ -60,6 +60,11 @@ def serve_replicas(
         )
     if engine_config.kv_peer_address is not None:
         raise SettingsError("kv_peer_address is of one engine; replicas may share kv_redis_url.")
+    if (router or {}).get("disaggregate", "off") != "off":
+        raise SettingsError(
+            "disaggregate is of engines that read KV of each other (--kv-peers), and of the router "
+            "before them; replicas of one machine do not."
+        )
     if engine_config.launcher == "ray":
         check_reachable(config)
         check_ray()
@@ -67,12 +72,35 @@ def serve_replicas(
             raise SettingsError("A replica on a node of Ray's is one machine: leave workers out.")
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
+    settings = _router_config(config, router or {}, count, max_count)
     with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:  # mode 0700
         key_file = Path(folder) / "router-key"
         key_file.touch(mode=0o600)
         key_file.write_bytes(secrets.token_bytes(32))
         config = replace(config, router_key_file=str(key_file))
-        uvloop.run(_serve(engine_config, config, count, max_count, policy, announce, on_listening))
+        settings = replace(settings, router_key_file=str(key_file))
+        uvloop.run(
+            _serve(engine_config, config, count, max_count, settings, announce, on_listening)
+        )
+
+
+def _router_config(
+    config: ServerConfig, router: dict[str, Any], count: int, max_count: int | None
+) -> RouterConfig:
+    """The router's settings, as far as they are known before there are engines."""
+    scaling = {"slo": config.slo, "min_replicas": count, "max_replicas": max_count}
+    return RouterConfig(
+        engine=("http://127.0.0.1:1",),
+        host=config.host,
+        max_body_mib=config.max_body_mib,
+        body_timeout_s=config.body_timeout_s,
+        stall_timeout_s=config.stall_timeout_s,
+        silence_s=3 * config.ping_s,
+        drain_s=config.drain_s,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        **(scaling if max_count else {}) | router,
+    )
 
 
 async def _serve(
@@ -80,7 +108,7 @@ async def _serve(
     config: ServerConfig,
     count: int,
     max_count: int | None,
-    policy: PolicyName,
+    settings: RouterConfig,
     announce: Announce,
     on_listening: Callable[[str], object] | None,
 ) -> None:
@@ -92,25 +120,10 @@ async def _serve(
         try:
             begin_s = loop.time()
             urls = await asyncio.gather(*(local.start() for _ in range(count)))
-            router = RouterConfig(
-                engine=tuple(urls),
-                policy=policy,
-                router_key_file=config.router_key_file,
-                host=config.host,
-                port=port,
-                max_body_mib=config.max_body_mib,
-                body_timeout_s=config.body_timeout_s,
-                stall_timeout_s=config.stall_timeout_s,
-                silence_s=3 * config.ping_s,
-                drain_s=config.drain_s,
-                slo=config.slo if max_count else None,
-                min_replicas=count if max_count else 1,
-                max_replicas=max_count,
-                start_s=loop.time() - begin_s if max_count else 60.0,
-                ssl_keyfile=config.ssl_keyfile,
-                ssl_certfile=config.ssl_certfile,
-            )
-            local.router = Router(router)
+            settings = replace(settings, engine=tuple(urls), port=port)
+            if max_count is not None:
+                settings = replace(settings, start_s=loop.time() - begin_s)
+            local.router = Router(settings)
             await run(local.router, listener, announce, on_listening, replicas=local)
         finally:
             await local.close()

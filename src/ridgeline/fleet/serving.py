@@ -12,6 +12,7 @@ from ridgeline.fleet.app import RouterApp
 from ridgeline.fleet.autoscaler import Autoscaler
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.control import FleetControl, Replicas
+from ridgeline.fleet.request_log import RequestLog
 from ridgeline.fleet.router import Router
 from ridgeline.server.http import http_protocol
 from ridgeline.server.serving import (
@@ -65,6 +66,9 @@ async def run(
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
+    log = None
+    if config.request_log is not None:
+        log = RequestLog(config.request_log, with_text=config.request_log_text)
     await router.start()
     control = FleetControl(router, replicas, start_s=config.start_s)
     goal = config.scaling_goal
@@ -72,7 +76,7 @@ async def run(
     if scaler is not None:
         router.watch(scaler.collect)
         control.spawn(scaler.run())
-    http = http_side(RouterApp(control, scaler), config, _protocol(config))
+    http = http_side(RouterApp(control, scaler, log), config, _protocol(config))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     url = url_of(listener, config)
     announce(f"Ridgeline routes to {len(router.engines)} engines on {url}")

@@ -88,6 +88,33 @@ class StepCurve:
         return low_s + slope_s * (num_tokens - first) + self.context_s * context
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePrice:
+    """A `StepCurve` as the price of plans. ``pair_s``: of each pair of a prompt's token and one
+    that was computed in a step before."""
+
+    curve: StepCurve
+    pair_s: float
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of a whole step."""
+        total = 0.0
+        for a_pass in plan.passes:
+            segments = a_pass.segments
+            context = sum(s.start for s in segments if s.num_tokens == 1)
+            pairs = sum(s.num_tokens * s.start for s in segments if s.num_tokens > 1)
+            step_s = self.curve.step_s(a_pass.num_tokens, context) + self.pair_s * pairs
+            total += a_pass.num_steps * step_s
+        return total
+
+    def segment_seconds(self, num_tokens: int, context: int) -> float:
+        """What a segment of ``num_tokens`` after ``context`` computed ones adds to a step."""
+        if num_tokens == 1:
+            return self.curve.step_s(2, context) - self.curve.step_s(1, 0)
+        alone_s = self.curve.step_s(num_tokens, 0) - self.curve.step_s(1, 0)
+        return alone_s + self.pair_s * num_tokens * context
+
+
 # Only the proportions matter, since `Pricing` scales it to what steps really take: a pass costs as
 # much as 16 tokens, and a token as much as attending to 4,096 others.
 DEFAULT_PRICE = LinearPrice(pass_s=1.6e-3, token_s=1e-4, pair_s=2.5e-8)

@@ -103,6 +103,10 @@ class HttpTarget:
         """The whole answer to a GET."""
         return await self._whole("GET", path, b"")
 
+    async def delete(self, path: str) -> bytes:
+        """The whole answer to a DELETE."""
+        return await self._whole("DELETE", path, b"")
+
     async def ask(self, path: str, body: Mapping[str, object]) -> bytes:
         """The whole answer to a request of this model."""
         return await self._whole("POST", path, msgspec.json.encode({"model": self._model, **body}))
@@ -163,9 +167,14 @@ class HttpTarget:
             writer.close()
 
     async def _whole(self, method: str, path: str, body: bytes) -> bytes:
+        return b"".join([part async for part in self.parts(method, path, body)])
+
+    async def parts(self, method: str, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
+        """The answer's body as it comes."""
         reader, writer = await self._request(method, path, body)
         try:
-            return b"".join([part async for part in _body(reader, await _head(reader))])
+            async for part in _body(reader, await _head(reader)):
+                yield part
         finally:
             writer.close()
 

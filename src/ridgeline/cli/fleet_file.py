@@ -1,0 +1,210 @@
+"""``fleet.yaml``: what a fleet is, for each ``ridgeline fleet`` command."""
+
+import argparse
+import dataclasses
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ridgeline.cli import route, serve
+from ridgeline.cli.config_file import put_settings, read_yaml
+from ridgeline.cli.options import Parser, given_settings
+from ridgeline.core.errors import SettingsError
+from ridgeline.fleet.config import MOST_REPLICAS, RouterConfig
+from ridgeline.roofline.slo import SLO_NAMES, Slo
+from ridgeline.server.config import ServerConfig
+
+Positive = Annotated[float, Meta(gt=0, lt=1e9)]
+Count = Annotated[int, Meta(ge=1)]
+_Replicas = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
+_UNKNOWN = re.compile(r"unknown field `(\w+)`(?: - at `\$\.?(.*)`)?")
+# Settings of a router that have a place of their own in the file.
+_PLACED = {
+    "engine": "engines", "slo": "slo", "slo_share": "slo.attainment",
+    "min_replicas": "budget.min_replicas", "max_replicas": "budget.max_replicas",
+}  # fmt: skip
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A part of the file, all of whose keys are known."""
+
+
+class FleetLimits(_Part, frozen=True):
+    """Of a good request, in seconds, and the share of the requests that are to be good."""
+
+    ttft_s: Positive | None = None
+    tpot_s: Positive | None = None
+    end_to_end_s: Positive | None = None
+    attainment: Annotated[float, Meta(gt=0, lt=1)] = 0.95
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(ttft_s=self.ttft_s, tpot_s=self.tpot_s, end_to_end_s=self.end_to_end_s)
+
+
+class ReplicaBudget(_Part, frozen=True):
+    """How many replicas there may be, and what they may cost together."""
+
+    min_replicas: _Replicas = 1
+    max_replicas: _Replicas | None = None
+    max_usd_per_hour: Positive | None = None
+
+
+class Layout(_Part, frozen=True):
+    """Processes or devices of one replica."""
+
+    tensor: Count | None = None
+    pipeline: Count | None = None
+
+
+class Tiers(_Part, frozen=True):
+    """Where KV goes beyond the pool."""
+
+    ram: str | int | None = None
+    redis: str | None = None
+    encrypt_key_file: str | None = None
+
+
+class PlannedLoad(_Part, frozen=True):
+    """What comes: a rate of requests of some length, or a trace."""
+
+    rate_rps: Positive | None = None
+    prompt_tokens: Count = 1000
+    output_tokens: Count = 200
+    trace: str | None = None
+
+
+class FleetFile(_Part, frozen=True):
+    """All of it. ``engine`` has settings of ``ridgeline serve``, ``router`` of ``ridgeline route``;
+    ``engines`` are addresses of those that run already. ``hardware``, ``usd_per_hour`` (of a
+    device) and ``network_gb_per_s`` (between replicas) are for plans."""
+
+    model: str | None = None
+    slo: FleetLimits | None = None
+    budget: ReplicaBudget = ReplicaBudget()
+    layout: Layout | Literal["auto"] = "auto"
+    tiers: Tiers = Tiers()
+    engine: dict[str, Any] = {}
+    router: dict[str, Any] = {}
+    engines: tuple[str, ...] = ()
+    load: PlannedLoad | None = None
+    hardware: str = "this"
+    usd_per_hour: Positive | None = None
+    network_gb_per_s: Positive = 1.25
+    image: str = "ridgeline:latest"
+
+    def __post_init__(self) -> None:
+        budget, router = self.budget, {key.replace("-", "_") for key in self.router}
+        if self.slo is not None and not self.slo.slo.is_set:
+            raise ValueError(f"slo needs a limit: {', '.join(SLO_NAMES.values())}")
+        if budget.max_replicas is not None and budget.min_replicas > budget.max_replicas:
+            raise ValueError("budget.min_replicas must not exceed budget.max_replicas")
+        if self.slo is None and budget.max_replicas not in (None, budget.min_replicas):
+            raise ValueError("how many replicas between min and max are wanted follows from slo")
+        for name, place in _PLACED.items():
+            if name in router:
+                raise ValueError(f"router.{name} is written {place}")
+
+    @property
+    def most(self) -> int:
+        """Replicas that there may be."""
+        return self.budget.max_replicas or self.budget.min_replicas
+
+    @property
+    def engine_settings(self) -> dict[str, Any]:
+        """As the options of ``ridgeline serve`` call them.
+
+        Raises:
+            SettingsError: one is written twice.
+        """
+        layout = Layout() if self.layout == "auto" else self.layout
+        places = {
+            "tensor_parallel_size": ("layout.tensor", layout.tensor),
+            "pipeline_parallel_size": ("layout.pipeline", layout.pipeline),
+            "kv_ram_tier_bytes": ("tiers.ram", self.tiers.ram),
+            "kv_redis_url": ("tiers.redis", self.tiers.redis),
+            "encryption_key_file": ("tiers.encrypt_key_file", self.tiers.encrypt_key_file),
+        }
+        found = {key.replace("-", "_"): value for key, value in self.engine.items()}
+        for name, (place, value) in places.items():
+            if value is not None:
+                if name in found:
+                    raise SettingsError(f"engine.{name} and {place} are the same: give one.")
+                found[name] = value
+        return found
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        """What a router is told of how many are wanted."""
+        if self.slo is None or self.budget.max_replicas is None:
+            return {}
+        limits = ",".join(f"{name}={value:g}" for name, value in self.slo.slo.limits.items())
+        return {
+            "slo": limits,
+            "slo_share": self.slo.attainment,
+            "min_replicas": self.budget.min_replicas,
+            "max_replicas": self.budget.max_replicas,
+        }
+
+    def served(self, where: str) -> argparse.Namespace:
+        """The command line of `serve` that starts it on this machine.
+
+        Raises:
+            SettingsError: a setting is none, or has an impossible value.
+        """
+        shared = {field.name for field in dataclasses.fields(ServerConfig)}
+        names = {key.replace("-", "_"): value for key, value in self.router.items()}
+        own = {name: value for name, value in names.items() if name not in shared}
+        others = {name: value for name, value in names.items() if name in shared}
+        found = _parsed(serve.add_options, self.engine_settings | others, where)
+        routed = _parsed(route.add_options, own, where)
+        found.model, found.replicas = self.model, self.most
+        found.router_settings = {"policy": "price"} | given_settings(routed, RouterConfig)
+        if scaling := self.scaling:
+            found.slo, found.router_settings["slo_share"] = scaling["slo"], scaling["slo_share"]
+            found.replicas = 1
+            found.min_replicas, found.max_replicas = scaling["min_replicas"], self.most
+        return found
+
+    def routed(self, where: str) -> argparse.Namespace:
+        """The command line of `route` before engines that run.
+
+        Raises:
+            SettingsError: a setting is none, or has an impossible value.
+        """
+        settings = self.router | {"engine": list(self.engines)} | self.scaling
+        return _parsed(route.add_options, settings, where)
+
+    @property
+    def url(self) -> str:
+        """Of the router, from this machine."""
+        router = {key.replace("-", "_"): value for key, value in self.router.items()}
+        scheme = "https" if "ssl_certfile" in router else "http"
+        host = router.get("host", RouterConfig.__dataclass_fields__["host"].default)
+        port = router.get("port", RouterConfig.__dataclass_fields__["port"].default)
+        return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+
+
+def read_fleet(path: Path) -> FleetFile:
+    """
+    Raises:
+        SettingsError: the file cannot be read, or has an unknown key or an impossible value.
+    """
+    try:
+        return msgspec.convert(read_yaml(path), FleetFile)
+    except msgspec.ValidationError as error:
+        if unknown := _UNKNOWN.search(str(error)):
+            name = ".".join(filter(None, (unknown[2], unknown[1])))
+            raise SettingsError(f"{path}: there is no setting {name!r}.") from None
+        raise SettingsError(f"{path}: {error}.") from None
+
+
+def _parsed(add_options: Any, settings: dict[str, Any], where: str) -> argparse.Namespace:
+    parser = Parser()
+    add_options(parser)
+    found = parser.parse_args([])
+    put_settings(found, parser, settings, where=where)
+    return found

@@ -1,0 +1,276 @@
+"""``ridgeline fleet``: one file for engines, router, plans and checks."""
+
+import json
+import subprocess
+import sys
+import time
+
+import httpx
+import msgspec
+import pytest
+import yaml
+from tests.fleet.test_forwarding import answer, routed
+from tests.fleet.test_simulation import MACHINE
+from tests.reliability.process import free_port
+
+from ridgeline.cli.fleet_file import read_fleet
+from ridgeline.cli.fleet_plan import plan
+from ridgeline.cli.main import build_parser, main
+from ridgeline.core.errors import InvalidRequestError, SettingsError
+from ridgeline.fleet.checks import EngineTold, FleetTold, predicted
+from ridgeline.fleet.policies import POLICIES
+from ridgeline.fleet.request_log import LoggedRequest, RequestLog, read_answer, read_log
+from ridgeline.fleet.simulation import simulate_fleet
+from ridgeline.planning import poisson, read_trace
+
+PLANNED = {
+    "model": "qwen2.5-0.5b",
+    "slo": {"ttft_s": 0.2, "tpot_s": 0.02},
+    "hardware": "l4",
+    "load": {"rate_rps": 250, "prompt_tokens": 600, "output_tokens": 100},
+}
+MODELS = '"data":[{"id":"m"}]'
+
+
+def file_of(tmp_path, settings):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def wait_up(url, count, process):
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            engines = httpx.get(f"{url}/ready").json()["engines"]
+        except httpx.TransportError:
+            engines = []
+        if sum(each["up"] for each in engines) >= count:
+            return
+        assert process.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys):
+    port, log = free_port(), tmp_path / "requests.jsonl"
+    keys = {"api_key": "secret", "admin_api_key": "admin", "data_dir": str(tmp_path / "data")}
+    settings = {
+        "budget": {"min_replicas": 2},
+        "engine": {"max_num_seqs": 4},
+        "router": {"port": port, "request_log": str(log), "request_log_text": True, **keys},
+    }
+    file = str(file_of(tmp_path, settings))
+    command = [sys.executable, "-m", "ridgeline", "fleet", "up", file]
+    with open(tmp_path / "log", "wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_up(url, 2, process)
+        assert main(["fleet", "verify", file, "--api-key", "secret"]) == 0
+        assert capsys.readouterr().out.count("4 of 4") == 3
+        with httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}) as client:
+            for stream in (False, True):
+                body = {"messages": [{"role": "user", "content": "Sea"}], "stream": stream}
+                asked = client.post("/v1/chat/completions", json={**body, "max_tokens": 12})
+                assert asked.status_code == 200
+        assert log.stat().st_mode & 0o777 == 0o600
+        assert "secret" not in log.read_text()
+        words = ["fleet", "replay", file, str(log), "--speed", "100", "--api-key", "secret"]
+        assert main([*words, "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["asked"], report["same"]) == (6, 6)  # of verify, and of these
+        assert main(["fleet", "drain", file, "1", "--api-key", "secret"]) != 0
+        assert main(["fleet", "drain", file, "1", "--api-key", "admin"]) == 0
+        assert main(["fleet", "status", file, "--api-key", "secret", "--json"]) == 0
+        state = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert [each["name"] for each in state["engines"]] == ["0"]
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"modle": "a"}, "there is no setting 'modle'"),
+        ({"budget": {"max_replica": 2}}, "there is no setting 'budget.max_replica'"),
+        ({"engine": {"max_num_seq": 2}}, "did you mean 'max_num_seqs'"),
+        ({"router": {"polcy": "price"}}, "did you mean 'policy'"),
+        ({"router": {"policy": "none"}}, "policy must be one of price"),
+        ({"router": {"slo": "chat"}}, "router.slo is written slo"),
+        ({"slo": {"attainment": 0.9}}, "slo needs a limit"),
+        ({"budget": {"min_replicas": 3, "max_replicas": 2}}, "must not exceed"),
+        ({"budget": {"min_replicas": 1, "max_replicas": 2}}, "follows from slo"),
+        ({"layout": {"tensor": 2}, "engine": {"tensor_parallel_size": 2}}, "are the same"),
+        ({"router": {"disaggregate": "auto"}, "budget": {"min_replicas": 2}}, "of engines that"),
+        ({"router": {"request_log_text": True}}, "request_log_text has no effect without"),
+    ],
+)
+def test_what_a_file_cannot_say_is_named(tmp_path, capsys, settings, said):
+    assert main(["fleet", "up", str(file_of(tmp_path, settings))]) != 0
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_says_what_the_command_lines_do(tmp_path):
+    settings = {
+        "model": "a/b",
+        "slo": {"ttft_s": 0.5, "attainment": 0.9},
+        "budget": {"min_replicas": 2, "max_replicas": 4},
+        "layout": {"tensor": 2},
+        "tiers": {"ram": "2GiB"},
+        "router": {"policy": "prefix", "host": "0.0.0.0", "port": 80, "drain-s": 3},
+    }
+    file = read_fleet(file_of(tmp_path, settings))
+    served = file.served("")
+    assert (served.model, served.min_replicas, served.max_replicas) == ("a/b", 2, 4)
+    assert (served.tensor_parallel_size, served.kv_ram_tier_bytes) == (2, 2 << 30)
+    assert (served.slo, served.port, served.drain_s) == ("ttft=0.5", 80, 3.0)
+    assert served.router_settings == {"policy": "prefix", "slo_share": 0.9}
+    assert file.url == "http://127.0.0.1:80"
+    urls = ["http://a:1", "http://b:1"]
+    routed_to = read_fleet(file_of(tmp_path, settings | {"engines": urls})).routed("")
+    assert (routed_to.engine, routed_to.max_replicas, routed_to.slo_share) == (urls, 4, 0.9)
+
+
+def test_a_plan_takes_the_fewest_replicas_that_keep_the_limits_and_the_budget(tmp_path):
+    found = plan(read_fleet(file_of(tmp_path, PLANNED)), num_requests=80)
+    count = found["chosen"]["replicas"]
+    assert [each["replicas"] for each in found["points"]] == list(range(1, count + 1))
+    assert found["chosen"]["within_limits"] >= 0.95 > found["points"][-2]["within_limits"]
+    assert [each["prefill"] for each in found["disaggregated"]] == list(range(1, count))
+    usd = found["points"][0]["usd_per_hour"]
+    assert found["chosen"]["usd_per_hour"] == pytest.approx(count * usd)
+    budget = {"budget": {"max_usd_per_hour": (count - 0.5) * usd}}
+    found = plan(read_fleet(file_of(tmp_path, PLANNED | budget)), num_requests=80)
+    assert (found["chosen"], len(found["points"])) == (None, count - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"load": None}, "needs load"),
+        ({"slo": None}, "needs limits"),
+        ({"budget": {"max_usd_per_hour": 0.01}}, "more than budget.max_usd_per_hour"),
+    ],
+)
+def test_a_plan_says_what_it_lacks(tmp_path, change, said):
+    with pytest.raises(InvalidRequestError, match=said):
+        plan(read_fleet(file_of(tmp_path, PLANNED | change)), num_requests=80)
+
+
+def test_manifests_start_what_the_file_says(tmp_path, monkeypatch, capsys):
+    settings = PLANNED | {
+        "budget": {"min_replicas": 2, "max_replicas": 5},
+        "engine": {"quantization": "int4", "enable_prefix_caching": False},
+        "image": "registry/ridgeline:1",
+    }
+    file = str(file_of(tmp_path, settings))
+    assert main(["fleet", "up", file, "--manifests", str(tmp_path / "out")]) == 0
+    parts = list(yaml.safe_load_all((tmp_path / "out" / "fleet.yaml").read_text()))
+    by_kind = {part["kind"]: part for part in parts}
+    pods = [by_kind[k]["spec"]["template"]["spec"] for k in ("StatefulSet", "Deployment")]
+    assert {c["image"] for pod in pods for c in pod["containers"]} == {"registry/ridgeline:1"}
+    environment = {each["name"]: each["value"] for each in pods[0]["containers"][0]["env"]}
+    assert environment["RIDGELINE_ENABLE_PREFIX_CACHING"] == "false"
+    assert environment["RIDGELINE_MODEL"] == "qwen2.5-0.5b"
+    found = build_parser().parse_args(pods[1]["containers"][0]["command"][1:])
+    assert (len(found.engine), found.max_replicas, found.slo) == (5, 5, "ttft=0.2,tpot=0.02")
+    scaler = by_kind["HorizontalPodAutoscaler"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 5)
+    fixed = {name: value for name, value in settings.items() if name != "slo"}
+    fixed["budget"] = {"min_replicas": 3}
+    main(["fleet", "up", str(file_of(tmp_path, fixed)), "--manifests", str(tmp_path / "out")])
+    parts = list(yaml.safe_load_all((tmp_path / "out" / "fleet.yaml").read_text()))
+    assert "HorizontalPodAutoscaler" not in {part["kind"] for part in parts}
+    assert [p["spec"]["replicas"] for p in parts if p["kind"] == "StatefulSet"] == [3]
+
+
+def said_by(text):
+    return answer(200, f'{{{MODELS},"choices":[{{"index":0,"text":"{text}"}}]}}'.encode())
+
+
+def test_verify_names_the_engine_that_gives_other_tokens(tmp_path, capsys):
+    file = str(file_of(tmp_path, {}))
+    with routed(tmp_path, [said_by("a")], [said_by("b")]) as (client, _):
+        state = client.get("/fleet/state").json()
+        url = str(client.base_url)
+        assert main(["fleet", "verify", file, "--url", url, "--json"]) == 1
+    differing = json.loads(capsys.readouterr().out)["differing"]
+    first, second = (each["url"] for each in state["engines"])
+    assert (differing[first], len(differing[second])) == ([], 4)
+
+
+def test_replay_says_that_an_answer_is_another(tmp_path, capsys):
+    file, log = str(file_of(tmp_path, {})), tmp_path / "log"
+    with routed(
+        tmp_path, [said_by("a"), said_by("a"), said_by("b")],
+        request_log=str(log), request_log_text=True,
+    ) as (client, _):  # fmt: skip
+        client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+        words = ["fleet", "replay", file, str(log), "--url", str(client.base_url), "--json"]
+        assert main(words) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["asked"], report["same"], report["other"]) == (1, 0, 1)
+    assert report["predicted_seconds"] is None
+
+
+def test_a_log_without_text_is_a_trace_and_has_no_word_of_anybody(tmp_path):
+    log = tmp_path / "log"
+    with routed(
+        tmp_path, [said_by("word"), answer(400)], request_log=str(log)
+    ) as (client, _):  # fmt: skip
+        for _ in range(2):
+            client.post("/v1/completions", json={"prompt": "x" * 400, "max_tokens": 3})
+    (line,) = read_log(log)  # what is refused is none
+    assert (line.prompt_tokens, line.body) == (100, None)
+    assert "word" not in log.read_text()
+    assert not line.is_repeatable
+    (arrival,) = read_trace(log)
+    assert arrival.prompt_tokens == 100
+
+
+def test_an_answer_is_the_same_whatever_the_borders_of_its_events():
+    def event(text, **more):
+        choice = {"index": 0, "delta": {"content": text} | more}
+        data = json.dumps({"id": text, "choices": [choice]})
+        return f"data: {data}\n\n".encode()
+
+    calls = [{"tool_calls": [{"index": 0, "function": {"arguments": each}}]} for each in "xy"]
+    both = {"tool_calls": [{"index": 0, "id": "c", "function": {"arguments": "xy"}}]}
+    cut = event("a", role="assistant") + event("b", **calls[0]) + event("", **calls[1])
+    whole = read_answer(event("ab", role="assistant", **both))
+    assert read_answer(cut).digest == whole.digest
+    assert read_answer(event("ac", role="assistant", **both)).digest != whole.digest
+    assert read_answer(b"data: {broken\n\n") is None
+    assert read_answer(b"[]") is None
+
+
+def test_seconds_of_a_log_are_predicted_by_the_engines_own_price():
+    arrivals = poisson(rate_rps=20, num_requests=60, prompt_tokens=900, output_tokens=60)
+    requests = [
+        LoggedRequest(
+            at_s=1e9 + each.arrival_s, path="", engine="0", seconds=1.0,
+            prompt_tokens=each.prompt_tokens, output_tokens=each.output_tokens,
+        )
+        for each in arrivals
+    ]  # fmt: skip
+    told = EngineTold(
+        name="0", url="", up=True, max_seqs=MACHINE.settings.max_num_seqs,
+        curve=MACHINE.curve, price=MACHINE.linear,
+    )  # fmt: skip
+    found = predicted(FleetTold(engines=(told, told)), requests)
+    expected = simulate_fleet(MACHINE, arrivals, POLICIES["price"](), count=2).traffic
+    assert found.mean_end_to_end_s == pytest.approx(expected.mean_end_to_end_s, rel=0.05)
+    without = msgspec.structs.replace(told, curve=None)
+    assert predicted(FleetTold(engines=(without,)), requests) is None
+
+
+def test_a_log_that_cannot_be_read_or_written_is_named(tmp_path):
+    path = tmp_path / "log"
+    path.write_text('{"at_s": 1}\n')
+    with pytest.raises(InvalidRequestError, match="line 1"):
+        read_log(path)
+    with pytest.raises(SettingsError, match="cannot be written"):
+        RequestLog(str(tmp_path), with_text=True)
