@@ -23,7 +23,7 @@ torch.set_num_threads(1)  # so that a forked process has no threads to miss
 
 def run(folder: Path, out: Path, *, resume: bool) -> None:
     model = LayeredModel.open(str(folder))
-    recipe = Recipe(window_tokens=48, num_windows=6, seed=1)
+    recipe = Recipe(window_tokens=48, num_windows=6, seed=1, tune=3)
     quantize(model, out, recipe, calibration_text("embedded", model.loaded, recipe), resume=resume)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ridgeline.compress.gptq import round_gptq, round_nearest
+from ridgeline.compress.gptq import round_gptq, round_nearest, round_weighted
 from ridgeline.compress.grids import FactoredIntegers, Integers, mxfp4
 from ridgeline.compress.hessian import Curvature, InputSum
 
@@ -44,6 +44,19 @@ def test_gptq_changes_outputs_less_than_the_nearest_points(grid):
     for each in (nearest, found):  # codes and steps are all that a file has
         spread = each.steps.spread(torch.arange(256), grid.group_size)
         assert torch.equal(grid.values(each.codes_OI, *spread), each.values_OI)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
+def test_steps_for_the_inputs_at_hand_are_never_worse_than_those_for_any(grid):
+    """A row takes them if its outputs change less, and is rounded to the nearest all the same."""
+    w, x = problem()
+    curvature = curvature_of(x)
+    nearest, found = (each(w, grid, curvature) for each in (round_nearest, round_weighted))
+    rows = [curvature.error(w - each.values_OI) for each in (nearest, found)]
+    assert torch.all(rows[1] <= rows[0])
+    assert found.error < nearest.error
+    spread = found.steps.spread(torch.arange(256), grid.group_size)
+    assert torch.equal(grid.codes(w, *spread), found.codes_OI)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)

@@ -85,6 +85,9 @@ def _print_report(
         seen = f"calibrated on {text.num_tokens:,} tokens ({text.source})"
     if recipe.method == "gptq":
         seen += f", error of outputs {report.error_ratio:.2f} of rounding to the nearest"
+    tuned = [note["tuned"] for note in report.notes.values() if "tuned" in note]
+    if tuned:
+        seen += f", {sum(tuned) / len(tuned):.2f} of the layers' errors left by tuning"
     lines = [f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights, {seen}"]
     if report.num_weights:
         total = sum(report.num_weights.values())

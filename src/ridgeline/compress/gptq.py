@@ -49,6 +49,22 @@ def round_nearest(
     return _by_rows(w_OI, out_OI, lambda w_RI: _nearest(w_RI, grid, curvature))
 
 
+def round_weighted(
+    w_OI: torch.Tensor, grid: Grid, curvature: Curvature, *, out_OI: torch.Tensor | None = None
+) -> RoundedMatrix:
+    """Each weight to the nearest point, by steps with the least error for inputs of that size;
+    rows for which that is no better get those of `round_nearest`."""
+
+    def rows(w_RI: torch.Tensor) -> RoundedMatrix:
+        nearest = _nearest(w_RI, grid, curvature)
+        weighted = _nearest(w_RI, grid, curvature, curvature.hessian_II.diagonal())
+        return _better_rows(
+            w_RI, nearest, weighted.codes_OI, weighted.steps, weighted.values_OI, curvature
+        )
+
+    return _by_rows(w_OI, out_OI, rows)
+
+
 def round_gptq(
     w_OI: torch.Tensor,
     grid: Grid,
@@ -95,9 +111,14 @@ def _by_rows(
     )
 
 
-def _nearest(w_RI: torch.Tensor, grid: Grid, curvature: Curvature | None) -> RoundedMatrix:
+def _nearest(
+    w_RI: torch.Tensor,
+    grid: Grid,
+    curvature: Curvature | None,
+    importance_I: torch.Tensor | None = None,
+) -> RoundedMatrix:
     columns = torch.arange(w_RI.shape[1])
-    steps = grid.fit(w_RI, torch.ones(len(columns)))
+    steps = grid.fit(w_RI, torch.ones(len(columns)) if importance_I is None else importance_I)
     spread = steps.spread(columns, grid.group_size)
     codes = grid.codes(w_RI, *spread)
     values = grid.values(codes, *spread)

@@ -6,6 +6,7 @@ streams between layers are in a file. A run goes on behind the last layer that i
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from ridgeline.weights.stacking import split_stacks
 
 _BLOCK = 1 << 22  # values that are checked at a time
 Progress = Callable[[int, int, str], None]
+Example = tuple[torch.Tensor, torch.Tensor, Document]
+"""What a layer gets ``[T, D]`` of a window, what it should give, and the window."""
 
 
 class LayerInputs:
@@ -65,6 +68,19 @@ class LayerInputs:
                 BlockForward(weights, [window], x_TD=x_TD).run(run)
                 for x_TD, window in self.of_layer(layer)
             )
+
+    def write_wanted(self, layer: int, weights: Mapping[str, torch.Tensor], run: Run) -> None:
+        """Compute what the model gives behind this layer, by weights that are as they were."""
+        before = self._wanted(layer - 1) if layer > 1 else self._streams(0)
+        self._wanted(layer).write(
+            BlockForward(weights, [window], x_TD=before.read(number)).run(run)
+            for number, window in enumerate(self.windows)
+        )
+
+    def example(self, layer: int, number: int) -> Example:
+        """What a layer gets of a window, and what `write_wanted` noted that it should give."""
+        wanted_TD = self._wanted(layer).read(number)
+        return self._streams(layer - 1).read(number), wanted_TD, self.windows[number]
 
     def curvatures(
         self,
@@ -110,9 +126,14 @@ class LayerInputs:
                 yield index, curvature, 0
 
     def _streams(self, run: int) -> Streams:
+        return self._at(self._folder.state_path(run))
+
+    def _wanted(self, run: int) -> Streams:
+        return self._at(self._folder.wanted_path(run))
+
+    def _at(self, path: Path) -> Streams:
         lengths = [len(window) for window in self.windows]
-        width = self._model.loaded.definition.spec.hidden_size
-        return Streams(self._folder.state_path(run), lengths, width)
+        return Streams(path, lengths, self._model.loaded.definition.spec.hidden_size)
 
 
 def write_layers(

@@ -25,6 +25,8 @@ EXPERT_SUMS_BYTES = 1 << 30  # of the experts whose inputs are summed at once
 _SUM_BYTES, _SUMS_BYTES = 8, 12  # of a pair of columns: summing; and inverting
 _ROUNDING_BYTES = 44  # of a weight of the rows that are being rounded
 _PACKED_BYTES, _CODE_BYTES = 0.75, 3  # of a weight: in the shard; while its matrix is rounded
+_KEPT_BYTES, _TUNING_BYTES = 6, 18  # of a weight: what tuning starts from; and tuning itself
+_MOVING_BYTES = 16  # of a weight of a matrix whose codes are being moved
 _LIBRARY_BYTES = 64 << 20  # of torch's own buffers, once products have run
 _QUERY_ROWS = 256
 
@@ -67,14 +69,15 @@ def memory_need(
     *,
     is_calibrated: bool,
     is_mixed: bool = False,
+    is_tuned: bool = False,
 ) -> MemoryNeed:
     """The formula; ``matrices`` are those of each run that change, by weight. ``is_mixed``: their
-    bits are chosen before."""
+    bits are chosen before; ``is_tuned``: and their codes tuned behind."""
     pass_bytes = _pass_bytes(model, max(map(len, windows), default=0))
     layers = [0]
     for run in range(1, len(model.runs) - 1):
         shapes = weight_shapes(model.runs[run])
-        sums, rounding = 0, 0
+        sums, rounding, largest = 0, 0, 0
         for name, places in matrices[run].items():
             rows, columns = shapes[name][-2:]
             if is_calibrated:
@@ -83,9 +86,13 @@ def memory_need(
                 sums = max(sums, max(_SUMS_BYTES, several) * columns**2)
             at_work = min(rows, rows_at_once(columns))
             rounding = max(rounding, (_CODE_BYTES * rows + _ROUNDING_BYTES * at_work) * columns)
+            largest = max(largest, rows * columns)
         weights = sum(math.prod(shapes[name]) for name in matrices[run])
-        codes = int(_PACKED_BYTES * weights)
-        layers.append(model.num_bytes(run) + codes + max(sums + rounding, pass_bytes + sums))
+        work = int(_PACKED_BYTES * weights) + max(sums + rounding, pass_bytes + sums)
+        if is_tuned:
+            moving = _TUNING_BYTES * weights + _MOVING_BYTES * largest
+            work = max(work + _KEPT_BYTES * weights, moving + 3 * pass_bytes)
+        layers.append(model.num_bytes(run) + work)
     if is_mixed:
         layers.append(_choosing_bytes(model, windows[:MOST_MIXING_WINDOWS]))
     ends = [model.num_bytes(0) + pass_bytes] if windows else [0]

@@ -107,9 +107,14 @@ class OutputFolder:
         """Where the residual streams behind a run of ops are kept."""
         return self.work_path / f"streams-{run}"
 
+    def wanted_path(self, run: int) -> Path:
+        """Where those are kept that the unchanged model has there."""
+        return self.work_path / f"wanted-{run}"
+
     def drop_state(self, run: int) -> None:
         with suppress(OSError):
             self.state_path(run).unlink(missing_ok=True)
+            self.wanted_path(run).unlink(missing_ok=True)
 
     def finish(self, source: Path, config: Mapping[str, Any]) -> None:
         """Write the index, copy what belongs to a model beside its weights, and the config."""

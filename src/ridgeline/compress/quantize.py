@@ -9,20 +9,22 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 import ridgeline
 from ridgeline.compress.block_forward import Key
 from ridgeline.compress.calibration import CalibrationText
 from ridgeline.compress.gguf_file import GGUFTarget, block_name
-from ridgeline.compress.gptq import RoundedMatrix, round_gptq, round_nearest
-from ridgeline.compress.grids import Blocks
+from ridgeline.compress.gptq import RoundedMatrix, round_gptq, round_nearest, round_weighted
+from ridgeline.compress.grids import Blocks, Grid
 from ridgeline.compress.hessian import Curvature
-from ridgeline.compress.layers import LayeredModel, input_groups
+from ridgeline.compress.layers import LayeredModel, Run, input_groups
 from ridgeline.compress.layerwise import LayerInputs, Progress, check_finite, write_layers
 from ridgeline.compress.memory import MemoryNeed, memory_need
 from ridgeline.compress.mixing import choose_bits
@@ -37,6 +39,7 @@ from ridgeline.compress.tensors import (
     matrices_by_weight,
     plan_tensors,
 )
+from ridgeline.compress.tuning import LatentMatrix, tune
 from ridgeline.compress.writing import quantized_config, quantized_parts
 from ridgeline.core.arrays import Array, cast
 from ridgeline.core.errors import UnsupportedModelError
@@ -56,8 +59,8 @@ class QuantizationReport:
     Attributes:
         notes: of each quantized matrix, by name: ``error`` and ``nearest_error`` of its outputs,
             ``tokens`` and ``dead`` inputs that were seen, ``fallback`` if it was rounded to the
-            nearest all the same, ``unseen`` if no token reached it. None of a GGUF file that was
-            finished before.
+            nearest all the same, ``unseen`` if no token reached it, ``tuned`` with the error that
+            tuning left of its layer's outputs. None of a GGUF file that was finished before.
         left: tensors of layers that stay as they are, and why.
         weights_bytes: of all tensors that were written.
         num_weights: that are quantized, by the bits of their codes, where these were chosen.
@@ -131,6 +134,7 @@ def quantize(
             windows,
             is_calibrated=recipe.is_calibrated,
             is_mixed=recipe.bits_per_weight is not None,
+            is_tuned=recipe.tune > 0,
         )
         if announce is not None:
             announce(need)
@@ -228,21 +232,30 @@ class _Quantization:
         for tensor in self._plan.of_run(layer):
             check_finite(tensor.name, self._checkpoint.tensor(tensor.name))
         rounding = _Layer(self._plan.of_run(layer), self._recipe, self._grid_of, weights)
+        if self._recipe.tune:
+            self._inputs.write_wanted(layer, weights, run)
         changed = self._smooth(layer, weights) if self._recipe.is_smoothed else frozenset()
-        if self._inputs.windows and not self._recipe.is_smoothed:
+        if self._inputs.windows and not self._recipe.rounds_activations:
+            is_gptq = self._recipe.method == "gptq"
             for group in input_groups(run, weights, *self._inputs.first(layer)):
                 wanted = [name for name in group.names if name in self._plan.quantized]
                 if wanted:
                     for index, curvature, seen in self._inputs.curvatures(
-                        layer, group.ops, weights, wanted[0]
+                        layer,
+                        group.ops,
+                        weights,
+                        wanted[0],
+                        Curvature.of if is_gptq else Curvature.plain,
                     ):
                         for name in wanted:
                             rounding.round((name, index), curvature, seen)
         else:
             for key in rounding.missing():
                 rounding.round(key, None, 0)
-        self._inputs.write_behind(layer, weights, run)
         assert not rounding.missing(), "something was multiplied with every matrix"
+        if self._recipe.tune:
+            rounding.tune(run, self._inputs, layer)
+        self._inputs.write_behind(layer, weights, run)
         tensors: dict[str, Array] = {}
         for tensor in self._plan.of_run(layer):
             parts = rounding.parts.get(tensor.name)
@@ -284,6 +297,7 @@ class _Layer:
         self._recipe, self._grid_of, self._weights = recipe, grid_of, weights
         self._tensor_of = {key: each for each in tensors for key in each.matrices}
         self._rounded: dict[Key, RoundedMatrix] = {}
+        self._originals: dict[Key, torch.Tensor] = {}
         self._done: set[Key] = set()
         self.parts: dict[str, dict[str, Array]] = {}
         self.notes: Notes = {}
@@ -296,32 +310,77 @@ class _Layer:
         tensor = self._tensor_of.get(key)
         if tensor is None:
             return
-        weight = self._weights[key[0]] if key[1] is None else self._weights[key[0]][key[1]]
-        grid = self._grid_of(key[0], weight.shape[1])
-        assert grid is not None, "its tensor would have been left"
+        weight, grid = self._matrix(key), self._grid(key)
+        if self._recipe.tune:
+            self._originals[key] = weight.clone()
         if curvature is None:
             found = round_nearest(weight, grid, None, out_OI=weight)
+        elif self._recipe.method == "awq":
+            found = round_weighted(weight, grid, curvature, out_OI=weight)
         else:
             zeros = self._recipe.keep_zeros
             found = round_gptq(weight, grid, curvature, out_OI=weight, keep_zeros=zeros)
         self._done.add(key)
-        label = tensor.module if len(tensor.matrices) == 1 else f"{tensor.module}[{key[0]}]"
-        self.notes[label] = {
+        note = self.notes[self._label(key)] = {
             "error": found.error,
             "nearest_error": found.nearest_error,
             "tokens": tokens,
             "dead": 0 if curvature is None else curvature.num_dead,
         }
-        if curvature is not None and curvature.factor_II is None:
-            self.notes[label]["fallback"] = True
+        if self._recipe.method == "gptq" and curvature is not None and curvature.factor_II is None:
+            note["fallback"] = True
         if curvature is not None and not tokens:
-            self.notes[label]["unseen"] = True
-        if isinstance(grid, Blocks):
-            blocks = grid.pack(found.codes_OI, found.steps)
-            self.parts.setdefault(tensor.name, {})[block_name(key)] = as_array(blocks)
-            return
+            note["unseen"] = True
         self._rounded[key] = found
-        if all(each in self._rounded for each in tensor.matrices):
-            matrices = [self._rounded.pop(each) for each in tensor.matrices]
-            parts = quantized_parts(self._recipe, matrices, grid.bits)
+        if not self._recipe.tune:
+            self._pack(tensor)
+
+    def tune(self, run: Run, inputs: LayerInputs, layer: int) -> None:
+        """Move the codes of all matrices together, and make the tensors' parts."""
+        latents = {
+            key: LatentMatrix(self._originals.pop(key), self._matrix(key), found, self._grid(key))
+            for key, found in self._rounded.items()
+        }
+        left = tune(
+            run,
+            self._weights,
+            latents,
+            [len(window) for window in inputs.windows],
+            partial(inputs.example, layer),
+            steps=self._recipe.tune,
+            random=np.random.default_rng((self._recipe.seed, layer)),
+        )
+        for key, latent in latents.items():
+            self._rounded[key] = latent.rounded()
+            self.notes[self._label(key)]["tuned"] = left
+        for tensor in dict.fromkeys(self._tensor_of.values()):
+            self._pack(tensor)
+
+    def _pack(self, tensor: StoredTensor) -> None:
+        """Make the parts of a tensor whose matrices are all there."""
+        if not all(each in self._rounded for each in tensor.matrices):
+            return
+        found = {key: self._rounded.pop(key) for key in tensor.matrices}
+        blocks: dict[str, Array] = {}
+        for key, each in found.items():
+            grid = self._grid(key)
+            if isinstance(grid, Blocks):
+                blocks[block_name(key)] = as_array(grid.pack(each.codes_OI, each.steps))
+        if blocks:
+            self.parts[tensor.name] = blocks
+        else:
+            parts = quantized_parts(self._recipe, [*found.values()], grid.bits)
             self.parts[tensor.name] = {tensor.module + name: p for name, p in parts.items()}
+
+    def _matrix(self, key: Key) -> torch.Tensor:
+        name, index = key
+        return self._weights[name] if index is None else self._weights[name][index]
+
+    def _grid(self, key: Key) -> Grid:
+        grid = self._grid_of(key[0], self._weights[key[0]].shape[-1])
+        assert grid is not None, "its tensor would have been left"
+        return grid
+
+    def _label(self, key: Key) -> str:
+        tensor = self._tensor_of[key]
+        return tensor.module if len(tensor.matrices) == 1 else f"{tensor.module}[{key[0]}]"

@@ -59,6 +59,7 @@ class Recipe:
         num_windows: how many of them there are at most.
         seed: of the choice of windows.
         keep_zeros: leave weights that are zero so, as after `ridgeline prune`.
+        tune: steps in which the codes of a layer are tuned together after GPTQ, such as 200.
 
     Raises:
         SettingsError: a setting is out of bounds, or does not go with another.
@@ -75,6 +76,7 @@ class Recipe:
     num_windows: int = 128
     seed: int = 0
     keep_zeros: bool = False
+    tune: int = 0
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
@@ -92,6 +94,7 @@ class Recipe:
             ("window_tokens", self.window_tokens, 2, 1 << 20),
             ("num_windows", self.num_windows, 1, 1 << 20),
             ("seed", self.seed, 0, (1 << 63) - 1),
+            ("tune", self.tune, 0, 1 << 20),
         ):
             if not least <= value <= most:
                 raise SettingsError(f"{name} is {value}; it must be from {least} to {most}.")
@@ -100,6 +103,8 @@ class Recipe:
                 f"The format gptq has no {self.bits} bits; it has 2, 3, 4 and 8. "
                 "compressed-tensors has all from 2 to 8."
             )
+        if self.tune and (self.method != "gptq" or self.keep_zeros):
+            raise SettingsError("tune is for method gptq, and without keep_zeros.")
         if self.bits_per_weight is not None:
             self._check_mixed()
         is_smooth = self.method == "smoothquant"

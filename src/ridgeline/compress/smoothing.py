@@ -189,10 +189,10 @@ def _foldable(
 def _weights_score(
     rows_TI: torch.Tensor, matrices: Sequence[torch.Tensor], scales_I: torch.Tensor, grid: Grid
 ) -> float:
-    """Squared error of the outputs if scaled weights are rounded to the nearest."""
-    total = 0.0
+    """Squared error of the outputs if scaled weights are rounded as `round_weighted` does."""
+    total, importance_I = 0.0, (rows_TI / scales_I).square().mean(0)
     for matrix in matrices:
-        difference = matrix - _rounded(matrix * scales_I, grid) / scales_I
+        difference = matrix - _rounded(matrix * scales_I, grid, importance_I) / scales_I
         total += float((rows_TI @ difference.T).double().square().sum())
     return total
 
@@ -206,12 +206,12 @@ def _activations_score(
     rounded_TI = (scaled_TI / step_T1).round() * step_T1
     total = 0.0
     for matrix in matrices:
-        found = rounded_TI @ _rounded(matrix * scales_I, grid).T
+        found = rounded_TI @ _rounded(matrix * scales_I, grid, torch.ones_like(scales_I)).T
         total += float((found - rows_TI @ matrix.T).double().square().sum())
     return total
 
 
-def _rounded(w_OI: torch.Tensor, grid: Grid) -> torch.Tensor:
-    steps = grid.fit(w_OI, torch.ones(w_OI.shape[1]))
+def _rounded(w_OI: torch.Tensor, grid: Grid, importance_I: torch.Tensor) -> torch.Tensor:
+    steps = grid.fit(w_OI, importance_I)
     spread = steps.spread(torch.arange(w_OI.shape[1]), grid.group_size)
     return grid.values(grid.codes(w_OI, *spread), *spread)
