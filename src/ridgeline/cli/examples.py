@@ -51,6 +51,7 @@ EXAMPLES = {
         "ridgeline bench serve --rate 1,2,4 --ttft-slo 500",
         "ridgeline bench ladder",
     ),
+    "bench-figures": ("ridgeline bench figures --budget 5m --only K1,B7",),
     "bench-links": ("ridgeline bench links --ranks 4",),
     "quantize": ("ridgeline quantize Qwen/Qwen3-0.6B -o qwen-int4",),
     "prune": (

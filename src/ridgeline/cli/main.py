@@ -67,12 +67,13 @@ GROUPS = {
         ),
         "tune": ("tune", "whether a server's settings still suit what it is asked"),
         "profile": ("profile", "where the seconds of a step go, op by op"),
-        "bench": ("bench", "measure prefill and decode; also `bench serve`, `ladder` and `links`"),
+        "bench": ("bench", "measure prefill and decode; also `bench serve`, `ladder`, …"),
         "bench-serve": ("bench_serve", "measure an engine or a URL under load"),
         "bench-ladder": (
             "bench_ladder",
             "what kernels, formats and speculation give, predicted and measured",
         ),
+        "bench-figures": ("bench_figures", "published figures, and what this machine has"),
         "bench-links": ("bench_links", "what exchanges between the processes of one model take"),
         "probe": ("probe", "measure an OpenAI-compatible endpoint"),
         "ceilings": ("ceilings", "measure memory, arithmetic, disk, network and PCIe in 30 s"),
@@ -84,7 +85,7 @@ GROUPS = {
 }
 COMMANDS = {name: told for group in GROUPS.values() for name, told in group.items()}
 _TITLES = {next(iter(group)): title for title, group in GROUPS.items()}
-_BENCHES = ("serve", "ladder", "links")
+_BENCHES = ("serve", "ladder", "links", "figures")
 _INTERRUPTED = 130
 _SERVER_PACKAGES = ("httptools", "multipart", "prometheus_client", "starlette", "uvicorn", "uvloop")
 

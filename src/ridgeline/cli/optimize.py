@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import random
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from ridgeline.cli.display import (
 )
 from ridgeline.cli.hardware import calibration_of, this_engine_memory
 from ridgeline.cli.observed import ObservedTraffic, observed_traffic
-from ridgeline.cli.options import Parser, add_model_options, engine_settings, positive
+from ridgeline.cli.options import Parser, add_model_options, duration, engine_settings, positive
 from ridgeline.cli.report_file import check_new_files
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import DiskError, InvalidRequestError, UnsupportedModelError
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from ridgeline.optimize import Found, Journal, Task
     from ridgeline.planning import Arrival
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_SHORTEST_S = 10.0
 _WORKLOADS = ("chat", "rag", "agents", "batch")
 _OBJECTIVES = ("goodput", "cost", "latency", "memory")
 _STDOUT = Path("-")
@@ -74,7 +71,7 @@ def add_options(parser: Parser) -> None:
     )
     wanted.add_argument("--text", type=Path, metavar="FILE", help="what prompts are cut from")
     wanted.add_argument(
-        "--budget", type=_duration, default="15m", metavar="T", help="90s, 15m, 1h; default: 15m"
+        "--budget", type=duration, default="15m", metavar="T", help="90s, 15m, 1h; default: 15m"
     )
     wanted.add_argument("--usd-per-hour", type=positive, metavar="USD", help="of this machine")
     out = parser.add_argument_group("what is written")
@@ -375,12 +372,3 @@ def _print(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         print_paragraph(console, f"note: {note}", indent=2, style="dim")
     print_paragraph(console, f"serve it: {result['commands']['serve_file']}", indent=2)
-
-
-def _duration(text: str) -> float:
-    """Seconds of ``90s``, ``15m`` or ``1h``, for argparse."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not _SHORTEST_S <= seconds <= 24 * _UNITS["h"]:
-        raise argparse.ArgumentTypeError("expected a time from 10s to 24h, such as 90s or 15m")
-    return seconds

@@ -31,6 +31,8 @@ COMMON_OPTIONS = {
     "host", "port", "api_key", "served_model_name",
 }  # fmt: skip
 _NOT_OPTIONS = {"model"}
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SHORTEST_S = 10.0  # of a budget
 _SHORT = {  # as in llama.cpp, vLLM
     "max_tokens": ("-n",), "tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",),
     "expert_parallel_size": ("-ep",), "context_parallel_size": ("-cp",),
@@ -359,6 +361,15 @@ def positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError("expected a positive number")
     return value
+
+
+def duration(text: str) -> float:
+    """Seconds of ``90s``, ``15m`` or ``1h``, for argparse."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not _SHORTEST_S <= seconds <= 24 * _SECONDS["h"]:
+        raise argparse.ArgumentTypeError("expected a time from 10s to 24h, such as 90s or 15m")
+    return seconds
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
