@@ -68,8 +68,16 @@ def test_what_the_budget_has_no_room_for_is_said_and_done_next_time(tmp_path):
     slow, quick = rows(tmp_path, runner, budget_s=20.0)
     assert quick["verdict"] == "as published"
     assert (slow["verdict"], slow["ours"]) == ("not run", None)
-    assert slow["why_not"].startswith("It takes 50 s")
+    assert slow["why_not"].startswith("c: it takes 50 s")
     rows(tmp_path, runner)
+    assert runner.ran == ["a", "b", "c"]
+
+
+def test_a_run_of_some_figures_leaves_what_is_kept_of_others(tmp_path):
+    runner = Runner(a=10, b=4, c=3)
+    rows(tmp_path, runner, budget_s=20.0)
+    rows(tmp_path, runner, (SLOW,))
+    assert [row["ours"] for row in rows(tmp_path, runner, (QUICK,))] == [2.5]
     assert runner.ran == ["a", "b", "c"]
 
 

@@ -134,6 +134,7 @@ def climbed():
         RungResult(
             rung=rung,
             drafting=Drafting(speculation="draft", length=2) if rung.speculates else Drafting(),
+            format="bfloat16",
             weights_bytes=1e9,
             predicted=Forecast(tokens_per_s=9.0 * number) if number > 1 else None,
             measured=Measured(

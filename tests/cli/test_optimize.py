@@ -2,19 +2,15 @@
 
 import json
 from argparse import Namespace
-from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-import msgspec
 import pytest
 
 from ridgeline.cli.config_file import apply_config_file
 from ridgeline.cli.main import build_parser, main
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.optimize import parse_quality
-from ridgeline.roofline.calibration import calibration_path, save, typical
-from ridgeline.roofline.catalogue import load_catalogue
 
 
 class _Links(HTMLParser):
@@ -27,14 +23,6 @@ class _Links(HTMLParser):
         self.outside += [found[name] for name in ("src", "href") if name in found]
         if tag == "script":
             self.scripts.append(found.get("type"))
-
-
-@pytest.fixture
-def calibrated(monkeypatch, tmp_path):
-    """A machine whose calibration is there, and is far off."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    ceilings = replace(load_catalogue().device("epyc-9654").ceilings(), measured=True)
-    save(msgspec.structs.replace(typical(ceilings), executor="cpu"), calibration_path("cpu"))
 
 
 def test_a_run_of_seconds_writes_what_it_says(calibrated, capsys, tmp_path):

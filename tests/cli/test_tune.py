@@ -4,7 +4,6 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from tests.cli.test_optimize import calibrated  # noqa: F401
 from tests.server.running import running
 
 from ridgeline.cli import main
@@ -28,7 +27,7 @@ KEY = ("--api-key", "a")
 BURST = [SeenRequest(0.001 * index, 200, 64, 24) for index in range(24)]
 
 
-def test_a_setting_that_holds_it_back_is_found(calibrated, capsys, tmp_path, monkeypatch):  # noqa: F811
+def test_a_setting_that_holds_it_back_is_found(predicted_before, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(screening, "_COMBINATIONS", 16)
     with seen(tmp_path, BURST, max_num_seqs=1) as url:
         code = main(
@@ -41,9 +40,10 @@ def test_a_setting_that_holds_it_back_is_found(calibrated, capsys, tmp_path, mon
     assert code == 1
     assert any("max_num_seqs" in each["changes"] for each in report["proposals"])
     assert all(each["low"] > 1 for each in report["proposals"])
+    assert report["past_errors"][0].startswith("Past predictions here, decode of bfloat16: ")
 
 
-def test_a_server_that_idles_keeps_its_settings(calibrated, capsys, tmp_path):  # noqa: F811
+def test_a_server_that_idles_keeps_its_settings(calibrated, capsys, tmp_path):
     idle = [SeenRequest(60.0 * index, 30, 0, 5) for index in range(32)]
     with seen(tmp_path, idle) as url:
         assert main(["tune", url, *KEY, "--slo", "ttft=10", "--seconds", "1"]) == 0
@@ -61,7 +61,7 @@ def test_too_few_requests_and_other_servers_are_one_sentence(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_optimize_starts_from_what_a_server_saw(calibrated, capsys, tmp_path):  # noqa: F811
+def test_optimize_starts_from_what_a_server_saw(calibrated, capsys, tmp_path):
     out = tmp_path / "best.yaml"
     options = ["--quality", "none", "--budget", "10s", "-o", str(out)]
     few = [SeenRequest(0.01 * index, 30, 0, 6) for index in range(16)]

@@ -300,12 +300,12 @@ def test_errors_of_past_runs_are_kept(calibration, tmp_path):
     record(watch.report(), model="m", executor="test", weights="int8", path=path)
     record(watch.report(), model="m", executor="other", weights="int8", path=path)
     assert [run.executor for run in read(path)] == ["test", "other"]
-    asked = {"phase": "decode", "weights": "int8"}
-    past = past_errors(read(path), "test", **asked)
+    (past,) = past_errors("test", {"int8"}, path)  # no prefill
     report = watch.report().decode
-    assert (past.num_runs, past.median, past.p90) == (1, report.median_error, report.p90_error)
+    assert (past.phase, past.weights, past.num_runs) == ("decode", "int8", 1)
+    assert (past.median, past.p90) == (report.median_error, report.p90_error)
     assert past.bias == report.bias > 1.0  # no step takes half a second
-    assert past_errors(read(path), "test", phase="prefill", weights="int8") is None
-    assert past_errors(read(path), "test", phase="decode", weights="int4") is None
+    assert past_errors("test", None, path) == [past]
+    assert past_errors("test", {"int4"}, path) == []
     path.write_text("not json")
     assert read(path) == []

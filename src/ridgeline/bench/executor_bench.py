@@ -30,6 +30,7 @@ from ridgeline.roofline.calibration import (
     save,
 )
 from ridgeline.roofline.features import roof_seconds
+from ridgeline.roofline.history import past_errors, past_sentences
 from ridgeline.roofline.memory import bits_per_weight
 from ridgeline.roofline.predict import StepPredictor
 
@@ -76,6 +77,9 @@ class BenchReport:
             "ceilings": self.ceilings.to_json(),
             "predicted_by": "roof" if self.predictor is None else "calibration",
             "calibration": self.calibration,
+            "past_errors": []
+            if self.predictor is None
+            else past_sentences(past_errors(self.executor, {self.priced.main_format.name})),
             "contradiction": self.contradiction,
             "cases": [self._case(measurement) for measurement in self.measurements],
             "kv_reuse": self._kv_reuse(),

@@ -83,7 +83,8 @@ def print_report(result: Mapping[str, Any]) -> None:
             style="dim",
         )
     else:
-        console.print(f"Predicted by a model {result['calibration']}.", style="dim", markup=False)
+        for text in (f"Predicted by a model {result['calibration']}.", *result["past_errors"]):
+            console.print(text, style="dim", markup=False)
     if result["contradiction"]:
         console.print(result["contradiction"], style="yellow", markup=False)
     energies = [case for case in result["cases"] if case["energy_valid"]]

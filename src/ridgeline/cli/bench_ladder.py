@@ -16,6 +16,7 @@ from ridgeline.cli.display import (
 )
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import DiskError, InvalidRequestError
+from ridgeline.roofline.history import past_errors, past_sentences
 
 _SUBJECTS = ("embedded", "1b")
 
@@ -79,11 +80,15 @@ def run(arguments: argparse.Namespace) -> int:
                 progress=progress,
                 show=None if arguments.json else _print_rung,
             )
-    result = report(steps, watch)
+    formats = {rung.format for each in steps.values() for rung in each}
+    past = [text for name in calibrations for text in past_sentences(past_errors(name, formats))]
+    result = report(steps, watch) | {"past_errors": past}
     if arguments.json:
         print(json.dumps(result))
     else:
         _print_notes(result["conditions"], [name for name in executors if found[name] is None])
+        for text in past:
+            _print_line(text)
     if arguments.svg is not None:
         from ridgeline.bench.ladder.drawing import draw
 

@@ -372,6 +372,7 @@ def _money(
 
 def _disaggregate(arguments: argparse.Namespace, question: "Question") -> int:
     from ridgeline.planning.disaggregation import disaggregate
+    from ridgeline.planning.notes import question_notes
 
     with status_line("planning"):
         found = disaggregate(question)
@@ -385,7 +386,7 @@ def _disaggregate(arguments: argparse.Namespace, question: "Question") -> int:
         "transfer_bytes": found.transfer_bytes,
         "transfer_s": found.transfer_s,
         "instances": None,
-        "notes": list(question.notes),
+        "notes": question_notes(question),
     }
     if arguments.rate is not None:
         counts = found.instances(arguments.rate)

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.display import output_console, predicted_range, print_paragraph
-from ridgeline.roofline.history import PastErrors
 from ridgeline.roofline.slo import Slo
 
 
@@ -89,9 +88,6 @@ def print_plan(result: Mapping[str, Any]) -> None:
             f"p90 {past['p90']:.0%} over {past['count']} steps",
             style="dim",
         )
-        for phase, runs in result["past_runs"].items():
-            text = f"  past runs here, {phase} of these weights: {PastErrors(**runs)}"
-            print_paragraph(console, text, indent=4, style="dim")
     else:
         print_paragraph(
             console,

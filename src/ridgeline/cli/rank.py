@@ -13,6 +13,7 @@ from ridgeline.cli.priced_model import check_model, read_model
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.executors import default_executor
 from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.roofline.history import past_errors, past_sentences
 from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
         check_model(each)
     from ridgeline.planning import order_ranked, rank_model
 
-    found, left_out = list["RankedModel"](), list[str]()
+    found, left_out, past = list["RankedModel"](), list[str](), list[str]()
     with status_line("ranking") as show:
         for machine in _machines(arguments):
+            formats = set[str]()
             for name, options in zip(arguments.models, named, strict=True):
                 show(f"ranking: {name} on {machine.name}")
                 model = read_model(options, machine.calibration)
@@ -74,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                     form = model.priced.activations.name
                     left_out.append(f"{machine.name} does not compute {name} in {form}.")
                     continue
+                formats.add(model.priced.main_format.name)
                 found.append(
                     rank_model(
                         name,
@@ -85,9 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
                         score=scores.get(name),
                     )
                 )
+            if machine.measured:
+                past += past_sentences(past_errors(machine.calibration.executor, formats))
     by = arguments.by or ("score" if scores else "speed")
     ordered = order_ranked(found, by)
-    notes = [*left_out, *_notes(ordered, arguments, slo)]
+    notes = [*left_out, *_notes(ordered, arguments, slo), *past]
     if arguments.json:
         print(json.dumps({"models": [asdict(each) for each in ordered], "by": by, "notes": notes}))
     else:

@@ -45,8 +45,7 @@ from ridgeline.roofline.explain import (
     ridges,
     sentences,
 )
-from ridgeline.roofline.history import PastErrors, past_errors
-from ridgeline.roofline.history import read as read_history
+from ridgeline.roofline.history import PastErrors, past_errors, past_sentences
 from ridgeline.roofline.memory import MemoryFit, fit
 from ridgeline.roofline.predict import StepPredictor
 
@@ -134,12 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     longest = priced.spec.max_position
     if beyond := [f"{context:,}" for context in arguments.context if context > longest]:
         lines.append(f"Beyond the model's {longest:,} tokens, and left out: {', '.join(beyond)}.")
-    past = {
-        phase: past_errors(
-            read_history(), calibration.executor, phase=phase, weights=priced.main_format.name
-        )
-        for phase in ("prefill", "decode")
-    }
+    past = past_errors(calibration.executor, {priced.main_format.name})
     title = f"{model.name} on {calibration.ceilings.name}"
     if layout.tensor > 1:
         title = f"{model.name}, one of {layout.tensor} tensor-parallel {calibration.ceilings.name}"
@@ -170,9 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
             "ops": {phase: [asdict(op) for op in each] for phase, each in by_phase.items()},
             "limits": lines,
             "advice": [asdict(each) for each in advice],
-            "past_runs": {
-                phase: None if each is None else asdict(each) for phase, each in past.items()
-            },
+            "past_runs": {each.phase: asdict(each) for each in past},
             "calibration": describe(calibration) if calibration.measured else None,
         }
         print(json.dumps(result))
@@ -277,12 +269,9 @@ def _print_ops(console: Console, phase: str, found: list[OpPoint]) -> None:
     console.print(f"{phase} by op: {', '.join(parts)}")
 
 
-def _basis(
-    calibration: Calibration, form: NumberFormat, past: Mapping[str, PastErrors | None]
-) -> str:
+def _basis(calibration: Calibration, form: NumberFormat, past: Sequence[PastErrors]) -> str:
     if not calibration.measured:
         return "Not measured: datasheet ceilings, typical efficiencies, wide intervals."
     p90 = calibration.spread("decode", form).p90_error
     text = f"Measured: {describe(calibration)}; p90 of these weights' decode {p90:.0%}."
-    runs = [f"{phase}: {each}" for phase, each in past.items() if each is not None]
-    return f"{text} Past runs, {'; '.join(runs)}." if runs else text
+    return " ".join((text, *past_sentences(past)))

@@ -15,6 +15,7 @@ from ridgeline.cli.options import Parser, positive
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.executors import default_executor, executor_traits
 from ridgeline.roofline.calibration import corrected
+from ridgeline.roofline.history import past_errors, past_sentences
 from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
@@ -93,6 +94,12 @@ def _report(arguments: argparse.Namespace, observed: ObservedTraffic, slo: Slo) 
         "unit": Objective(arguments.objective).unit,
         "proposals": _proposals(screened, default, pricer, by_memory=by_memory),
         "num_simulated": screened.num_simulated,
+        "past_errors": past_sentences(
+            past_errors(
+                executor,
+                {pricer.model(each.candidate).main_format.name for each in screened.leaders},
+            )
+        ),
         "prove": again if arguments.slo is None else f"{again} --slo {arguments.slo}",
     }
 
@@ -171,6 +178,8 @@ def _print(report: dict[str, Any]) -> None:
         for each in report["proposals"]
     ]
     print_columns(console, ("a restart with", report["objective"], "memory"), rows)
+    for sentence in report["past_errors"]:
+        print_paragraph(console, sentence, indent=2, style="dim")
     print_paragraph(
         console,
         "Predicted, without a look at quality. What measures it, on this machine while it is idle: "

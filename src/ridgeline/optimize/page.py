@@ -350,7 +350,7 @@ def _add_honesty(report: Page, result: Result) -> None:
             )
         )
     report.add_figures(*figures)
-    report.add_list([f"Past predictions here, {text}." for text in result["past_errors"]])
+    report.add_list(result["past_errors"])
 
 
 def _add_points(report: Page, result: Result) -> None:

@@ -15,7 +15,7 @@ from ridgeline.optimize.space import DEFAULT, Candidate
 from ridgeline.optimize.task import Change, Found
 from ridgeline.planning.cost import usd_per_million_tokens
 from ridgeline.roofline.calibration import describe
-from ridgeline.roofline.history import past_errors
+from ridgeline.roofline.history import past_errors, past_sentences
 from ridgeline.roofline.history import read as read_history
 from ridgeline.roofline.metrics import percentile
 
@@ -73,7 +73,7 @@ def to_json(
         "roof": _roof(pricer),
         "calibration": describe(pricer.calibration),
         "past_runs": _past(executor),
-        "past_errors": _past_errors(executor),
+        "past_errors": past_sentences(past_errors(executor)),
         "conditions": dict(conditions),
         "commands": dict(commands),
     }
@@ -296,18 +296,6 @@ def _past(executor: str) -> list[dict[str, Any]]:
         {"date": run.date, "prefill": run.prefill_error, "decode": run.decode_error}
         for run in runs[-40:]
     ]
-
-
-def _past_errors(executor: str) -> list[str]:
-    """Of each phase and format, a phrase on past predictions here."""
-    runs = read_history()
-    formats = {run.format for run in runs if run.executor == executor and run.format}
-    found = [
-        (phase, weights, past_errors(runs, executor, phase=phase, weights=weights))
-        for weights in sorted(formats)
-        for phase in ("prefill", "decode")
-    ]
-    return [f"{phase} of {weights}: {past}" for phase, weights, past in found if past is not None]
 
 
 def _notes(found: Found, result: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,6 @@ from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Spread
 from ridgeline.roofline.history import past_errors
-from ridgeline.roofline.history import read as read_history
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
 from ridgeline.roofline.predict import StepPredictor
 
@@ -268,13 +267,8 @@ def _past_runs(question: Question) -> dict[str, Any]:
     """By phase, how far off predictions for models in this format were in past runs here."""
     if not question.machine.measured:
         return {}
-    runs, executor = read_history(), question.machine.calibration.executor
-    weights = question.model.main_format.name
-    found = {
-        phase: past_errors(runs, executor, phase=phase, weights=weights)
-        for phase in ("prefill", "decode")
-    }
-    return {phase: asdict(each) for phase, each in found.items() if each is not None}
+    executor, form = question.machine.calibration.executor, question.model.main_format
+    return {each.phase: asdict(each) for each in past_errors(executor, {form.name})}
 
 
 def _past_error(question: Question) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.executors.distributed.stages import layer_costs
 from ridgeline.models import shard
 from ridgeline.planning.machine import Machine
-from ridgeline.planning.notes import machine_notes, model_notes
+from ridgeline.planning.notes import question_notes
 from ridgeline.planning.question import Question
 from ridgeline.planning.ranking import largest_within
 from ridgeline.planning.replica import is_linked
@@ -213,7 +213,7 @@ def compare_layouts(question: Question, network: Network | None = None) -> Layou
             continue
         prices.append(_price(question, spread))
     prices.sort(key=lambda each: (not each.fits, not each.meets_slo, -each.output_tok_s))
-    notes = (*machine_notes(question.machine), *model_notes(question), _GATHERED)
+    notes = (*question_notes(question), _GATHERED)
     return LayoutComparison(prices=prices, refused=refused, notes=notes)
 
 

@@ -1,6 +1,6 @@
 """What must be known to read a plan right, in sentences."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ridgeline.core.formats import FLOAT16
 from ridgeline.planning.machine import Machine
@@ -10,21 +10,30 @@ from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import describe
 from ridgeline.roofline.catalogue import DeviceKind
+from ridgeline.roofline.history import past_errors, past_sentences
 
 
 def notes_of(question: Question, replica: Replica, traffic: Traffic | None) -> list[str]:
     """Of the machine, the model on it, the replica, and the ``traffic`` if there is any."""
-    notes = [*machine_notes(question.machine), *model_notes(question)]
+    notes = question_notes(question)
     notes += _uneven(question, replica)
     if traffic is None:
         return [*notes, *_spread(question, replica)]
     return [*notes, *_left_out(traffic)]
 
 
-def machine_notes(machine: Machine) -> Iterator[str]:
-    """What a machine was calibrated with, or that a device which is no GPU is priced as one."""
+def question_notes(question: Question) -> list[str]:
+    """Of the machine, and of the model on it."""
+    formats = {question.model.main_format.name}
+    return [*machine_notes(question.machine, formats), *model_notes(question)]
+
+
+def machine_notes(machine: Machine, formats: Collection[str]) -> Iterator[str]:
+    """What a machine was calibrated with, and how far off predictions of models in these formats
+    were; or that a device which is no GPU is priced as one."""
     if machine.measured:
         yield f"Predicted by a model {describe(machine.calibration)}."
+        yield from past_sentences(past_errors(machine.calibration.executor, formats))
     if machine.measured or machine.kind is DeviceKind.GPU:
         return
     if machine.kind is DeviceKind.CPU:

@@ -337,7 +337,8 @@ def _items(load: ModelDemand, machines: Sequence[Machine]) -> list[Item]:
 
 def _notes(loads: Sequence[ModelDemand], machines: Sequence[Machine]) -> list[str]:
     """What to know about the prices of a placement."""
-    of_machines = [note for machine in machines for note in machine_notes(machine)]
+    formats = {load.question.model.main_format.name for load in loads}
+    of_machines = [note for machine in machines for note in machine_notes(machine, formats)]
     of_models = [note for load in loads for note in model_notes(load.question)]
     return list(dict.fromkeys([*of_machines, *of_models]))
 

@@ -1,6 +1,6 @@
 """How far off past predictions were: kept beside the calibration, shown beside new predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,6 +90,8 @@ class PastErrors:
     """Of past runs of one phase and format: medians of their medians, p90s and biases (measured ÷
     predicted); of the last two ``None`` where runs do not say."""
 
+    phase: str
+    weights: str
     num_runs: int
     median: float
     p90: float | None
@@ -98,25 +100,43 @@ class PastErrors:
     def __str__(self) -> str:
         p90 = "" if self.p90 is None else f", p90 {self.p90:.0%}"
         bias = "" if self.bias is None else f", steps took × {self.bias:.2f} of the prediction"
-        return f"median {self.median:.0%}{p90}{bias} ({self.num_runs} runs)"
+        runs = f"{self.num_runs} run" + "s" * (self.num_runs != 1)
+        return f"{self.phase} of {self.weights}: median {self.median:.0%}{p90}{bias} ({runs})"
 
 
 def past_errors(
-    runs: Sequence[Run], executor: str, *, phase: str, weights: str
-) -> PastErrors | None:
-    """How far off predictions of a phase (prefill or decode) of models in a format were here."""
-    runs = [run for run in runs if run.executor == executor and run.format == weights]
+    executor: str, weights: Collection[str] | None = None, path: Path | None = None
+) -> list[PastErrors]:
+    """How far off predictions were here, by the format of the weights and by phase; without
+    ``weights``, of all formats. Runs of earlier versions, which say none, do not count."""
+    runs = [run for run in read(path) if run.executor == executor and run.format]
+    formats = sorted({run.format for run in runs if weights is None or run.format in weights})
+    found = []
+    for form in formats:
+        of_format = [run for run in runs if run.format == form]
+        for phase in ("prefill", "decode"):
+            errors, p90s, biases = (
+                [
+                    value
+                    for run in of_format
+                    if (value := getattr(run, f"{phase}_{name}")) is not None
+                ]
+                for name in ("error", "p90", "bias")
+            )
+            if errors:
+                found.append(
+                    PastErrors(
+                        phase=phase,
+                        weights=form,
+                        num_runs=len(errors),
+                        median=median(errors),
+                        p90=median(p90s) if p90s else None,
+                        bias=median(biases) if biases else None,
+                    )
+                )
+    return found
 
-    def known(name: str) -> list[float]:
-        values = (getattr(run, f"{phase}_{name}") for run in runs)
-        return [value for value in values if value is not None]
 
-    errors, p90s, biases = known("error"), known("p90"), known("bias")
-    if not errors:
-        return None
-    return PastErrors(
-        num_runs=len(errors),
-        median=median(errors),
-        p90=median(p90s) if p90s else None,
-        bias=median(biases) if biases else None,
-    )
+def past_sentences(errors: Iterable[PastErrors]) -> list[str]:
+    """To be read beside a prediction."""
+    return [f"Past predictions here, {each}." for each in errors]

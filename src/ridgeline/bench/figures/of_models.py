@@ -25,7 +25,7 @@ def _pruned(method: str, published: float) -> Figure:
         published,
         commands=(_PRUNED % (method, method), _EVAL % method),
         ours=perplexity_ratio(1),
-        seconds=40,
+        seconds=20,
         note="The embedded model, much smaller than Llama-2-7B (5.12 dense), on code.",
     )
 
@@ -38,7 +38,7 @@ def _step(row: str, what: str, published: float, above: str, below: str) -> Figu
         published,
         commands=_LADDER,
         ours=rung_ratio(above, below),
-        seconds=120,
+        seconds=60,
         note="The embedded model; published of a 7B on a GPU.",
     )
 
@@ -51,7 +51,7 @@ FIGURES: tuple[Figure, ...] = (
         3,
         commands=(f"{_DECODE} --quantization int4", _DECODE),
         ours=case_ratio("decode_tok_s", (0, 0), (1, 0)),
-        seconds=60,
+        seconds=20,
         note="0.5B shape.",
     ),
     figure(
@@ -61,7 +61,7 @@ FIGURES: tuple[Figure, ...] = (
         4,
         commands=(f"{_DECODE} --quantization int3", _DECODE),
         ours=case_ratio("decode_tok_s", (0, 0), (1, 0)),
-        seconds=60,
+        seconds=20,
         note="0.5B shape.",
     ),
     figure(
@@ -70,7 +70,7 @@ FIGURES: tuple[Figure, ...] = (
         5.73 / 5.474,
         commands=("eval --quantization int4-g128 --against embedded --texts 8",),
         ours=perplexity_ratio(0),
-        seconds=30,
+        seconds=4,
         note="The embedded model; published of Llama-2-7B.",
     ),
     figure(
@@ -79,7 +79,7 @@ FIGURES: tuple[Figure, ...] = (
         0.22 / 0.26,
         commands=_LADDER,
         ours=rise_ratio,
-        seconds=120,
+        seconds=60,
         note="The embedded model.",
     ),
     figure(
@@ -91,7 +91,7 @@ FIGURES: tuple[Figure, ...] = (
             f"{_HALF_B} --prompt 512 --batch={option}" for option in (" --quantization int8", "")
         ),
         ours=case_ratio("prefill_tok_s", (0, 0), (1, 0)),
-        seconds=60,
+        seconds=21,
         note="0.5B shape.",
     ),
     figure(
@@ -100,7 +100,7 @@ FIGURES: tuple[Figure, ...] = (
         5.515 / 5.474,
         commands=_LADDER,
         ours=rung_ratio("int8 weights", "bfloat16", "perplexity"),
-        seconds=120,
+        seconds=60,
         note="The embedded model, activations quantized step by step, without SmoothQuant.",
     ),
     figure(
@@ -110,7 +110,7 @@ FIGURES: tuple[Figure, ...] = (
         6.2,
         commands=(f"{_DECODE} --quantization int2", _DECODE),
         ours=case_ratio("decode_tok_s", (0, 0), (1, 0)),
-        seconds=60,
+        seconds=20,
         note="0.5B shape in int2, whose bytes are those of ternary weights.",
     ),
     figure(
@@ -172,7 +172,7 @@ FIGURES: tuple[Figure, ...] = (
         2,
         commands=_LADDER,
         ours=rung_ratio("eager PyTorch, float32", "bfloat16", "weights_bytes"),
-        seconds=120,
+        seconds=60,
     ),
     _step("X4", "bfloat16 ÷ float32, eager", 16.70 / 11.47, "bfloat16", "eager PyTorch, float32"),
     _step("X4", "own kernels ÷ eager", 107 / 25.5, "own kernels", "bfloat16"),

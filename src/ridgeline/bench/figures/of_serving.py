@@ -37,7 +37,7 @@ FIGURES: tuple[Figure, ...] = (
         100,
         commands=(f"{_HALF_B} --prompt= --batch 1 --context 1024 --no-reuse-kv",),
         ours=value("kv_reuse", 0, "ratio"),
-        seconds=60,
+        seconds=17,
         note="0.5B shape; it grows with the context.",
     ),
     figure(
@@ -67,7 +67,7 @@ FIGURES: tuple[Figure, ...] = (
             f"{_PREFIX} 24 --prefix-len 900 --input-len 60 --no-enable-prefix-caching",
         ),
         ours=lambda reports: 100 * (1 - ratio(p50("ttft_s"), p50("ttft_s", of=1))(reports)),
-        seconds=25,
+        seconds=4,
         note="The embedded model, whose context is 1,024: 900 tokens cached of 960.",
     ),
     figure(
@@ -80,7 +80,7 @@ FIGURES: tuple[Figure, ...] = (
             f"{_PREFIX} 8 --prefix-len 300 --input-len 40 --turns 10 --no-enable-prefix-caching",
         ),
         ours=lambda reports: 100 * (1 - ratio(p50("ttft_s"), p50("ttft_s", of=1))(reports)),
-        seconds=25,
+        seconds=6,
         note="The embedded model: 340 to 730 tokens of prompt.",
     ),
     figure(
@@ -119,7 +119,7 @@ FIGURES: tuple[Figure, ...] = (
             for option in ("", " --kv-cache-dtype int4")
         ),
         ours=case_ratio("decode_tok_s", (1, 0), (0, 0)),
-        seconds=90,
+        seconds=36,
         note="0.5B shape, 16 sequences of 4,096 tokens.",
     ),
     figure(
@@ -131,7 +131,7 @@ FIGURES: tuple[Figure, ...] = (
         ours=ratio(
             value("points", 0, "output_tokens_s"), value("points", 0, "output_tokens_s", of=1)
         ),
-        seconds=40,
+        seconds=5,
         note="The embedded model; outputs of 10 tokens, 15% of 400, 16 at once.",
     ),
     figure(
@@ -142,7 +142,7 @@ FIGURES: tuple[Figure, ...] = (
         published="up to 100×: 10 tokens wait for 1,000",
         commands=(_MIXED, f"{_MIXED} --batching static"),
         ours=ratio(p50("end_to_end_s", of=1), p50("end_to_end_s")),
-        seconds=40,
+        seconds=5,
         note="The median, of which 85% have 10 tokens and all queue.",
     ),
     figure(
@@ -158,7 +158,7 @@ FIGURES: tuple[Figure, ...] = (
         2.6,
         commands=tuple(f"{_CAPACITY} --max-num-batched-tokens {tokens}" for tokens in (512, 8192)),
         ours=ratio(value("rate_rps"), value("rate_rps", of=1)),
-        seconds=60,
+        seconds=9,
         note="Simulated: 7B on an A100, limit of the mean TPOT; the paper's is of P99 of tokens.",
     ),
     figure(
@@ -170,7 +170,7 @@ FIGURES: tuple[Figure, ...] = (
         ours=lambda reports: (
             100 * (1 - ratio(value("usd_per_1m_output", of=1), value("usd_per_1m_output"))(reports))
         ),
-        seconds=40,
+        seconds=13,
         note="8B on an H100, simulated; the published figure is a price.",
     ),
     figure(
@@ -182,7 +182,7 @@ FIGURES: tuple[Figure, ...] = (
         published="in minutes",
         commands=(_TICKETS,),
         ours=lambda reports: 10000 / value("points", 0, "completed_rate")(reports) / 60,
-        seconds=20,
+        seconds=5,
         note="The embedded model, from 400 of them.",
     ),
     figure(
@@ -191,7 +191,7 @@ FIGURES: tuple[Figure, ...] = (
         14,
         commands=_BATCHES,
         ours=case_ratio("decode_tok_s", (0, 1), (0, 0)),
-        seconds=45,
+        seconds=12,
         note="0.5B shape in bfloat16; published of a GPU, whose ridge is further out.",
     ),
     figure(
@@ -200,7 +200,7 @@ FIGURES: tuple[Figure, ...] = (
         4,
         commands=_BATCHES,
         ours=lambda reports: 64 / case_ratio("decode_tok_s", (0, 1), (0, 0))(reports),
-        seconds=45,
+        seconds=12,
         note="64 ÷ the ratio of above: 14 and 4 are of different prompts.",
     ),
     figure(
@@ -211,7 +211,7 @@ FIGURES: tuple[Figure, ...] = (
         published="1.5–2.5× at 50 to 70% acceptance",
         commands=_LADDER,
         ours=rung_ratio("speculation, draft model", "int4 weights, calibrated"),
-        seconds=120,
+        seconds=60,
         note="The embedded pair, of which neither is large; published are drafts 8 times faster.",
     ),
     figure(
@@ -220,7 +220,7 @@ FIGURES: tuple[Figure, ...] = (
         2,
         2.8,
         ours=lookup_gain("edit"),
-        seconds=120,
+        seconds=60,
         note="1B shape in int4, recorded texts: code written again with one name changed.",
     ),
     figure(
@@ -229,7 +229,7 @@ FIGURES: tuple[Figure, ...] = (
         1.3,
         1.8,
         ours=lookup_gain("continue"),
-        seconds=120,
+        seconds=60,
         note="1B shape in int4, recorded texts: code continued.",
     ),
     figure(
@@ -263,7 +263,7 @@ FIGURES: tuple[Figure, ...] = (
         ours=ratio(
             value("points", 0, "output_tokens_s"), value("points", 0, "output_tokens_s", of=1)
         ),
-        seconds=30,
+        seconds=5,
         note="The embedded model with `adaptive`, which is to lose at most 3%.",
     ),
 )

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 
 
 class CommandFailedError(Exception):
-    """A command of ours ended with an error, which the message is, or did not end in time."""
+    """A command of ours ended with an error, or did not end in time; the message says which."""
 
 
 class Answers:
@@ -61,14 +61,22 @@ class Answers:
                 "date": conditions["date"],
                 "others_share": conditions["others_share"],
             }
-            kept = {"key": self._key, "time_s": time.time(), "answers": self._found}
-            write_json(self._path, kept)
+            self._save()
         return dict(self._found[name])
 
-    def forget(self) -> None:
-        """All is done."""
+    def forget(self, names: Iterable[str]) -> None:
+        """These are done."""
+        for name in names:
+            self._found.pop(name, None)
+        if self._found:
+            self._save()
+            return
         self._path.unlink(missing_ok=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _save(self) -> None:
+        kept = {"key": self._key, "time_s": time.time(), "answers": self._found}
+        write_json(self._path, kept)
 
 
 def reproduce(
@@ -97,7 +105,7 @@ def reproduce(
         found[figure.name] = _answered(figure, answers, run, deadline_s)
     rows = [found[figure.name] for figure in figures]
     if all(row["verdict"] != "not run" for row in rows):
-        answers.forget()
+        answers.forget(name for each in figures for name in each.commands or (each.name,))
     return {
         "machine": cpu_name(),
         "cores": usable_cores(),
@@ -125,22 +133,22 @@ def _answered(figure: Figure, answers: Answers, run: Run, deadline_s: float) -> 
     }
     if figure.ours is None:
         return row
-    names = figure.commands or (figure.name,)
-    if not all(name in answers for name in names):
-        left_s = deadline_s - time.monotonic()
-        if left_s < figure.seconds:
-            why = f"It takes {figure.seconds:.0f} s; {max(0, left_s):.0f} of the budget were left."
-            return row | {"verdict": "not run", "why_not": why}
+    parts = []
     try:
-        if figure.commands:
-            parts = [
-                answers.get(command, partial(_run, run, command, answers, deadline_s))
-                for command in figure.commands
-            ]
-            ours = figure.ours([part["answer"] for part in parts])
-        else:
-            parts = [answers.get(figure.name, partial(figure.ours, ()))]
-            ours = parts[0]["answer"]
+        for name in figure.commands or (figure.name,):
+            left_s = deadline_s - time.monotonic()
+            needed_s = figure.seconds / max(1, len(figure.commands))
+            if name not in answers and left_s < needed_s:
+                raise CommandFailedError(f"{name}: it takes {needed_s:.0f} s, more than were left.")
+            timeout_s = max(_LEAST_S, left_s)
+            make = (
+                partial(run, name, answers.scratch, timeout_s)
+                if figure.commands
+                else partial(figure.ours, ())
+            )
+            parts.append(answers.get(name, make))
+        found = [part["answer"] for part in parts]
+        ours = figure.ours(found) if figure.commands else found[0]
     except CommandFailedError as error:
         return row | {"verdict": "not run", "why_not": str(error)}
     return row | {
@@ -149,10 +157,6 @@ def _answered(figure: Figure, answers: Answers, run: Run, deadline_s: float) -> 
         "seconds": sum(part["seconds"] for part in parts),
         "others_share": max(part["others_share"] for part in parts),
     }
-
-
-def _run(run: Run, command: str, answers: Answers, deadline_s: float) -> Any:
-    return run(command, answers.scratch, max(_LEAST_S, deadline_s - time.monotonic()))
 
 
 def run_command(command: str, scratch: Path, timeout_s: float) -> Any:

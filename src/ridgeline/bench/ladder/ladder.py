@@ -39,11 +39,12 @@ Show = Callable[[Mapping[str, Any]], None]
 class RungResult:
     """One rung: what it weighs, what was predicted and what was measured.
 
-    ``quality`` is the embedded model's; random weights have none.
+    ``format`` is the weights', ``quality`` the embedded model's; random weights have none.
     """
 
     rung: Rung
     drafting: Drafting
+    format: str
     weights_bytes: float
     predicted: Forecast | None
     measured: Measured
@@ -94,6 +95,7 @@ def climb(
             RungResult(
                 rung=rung,
                 drafting=drafting,
+                format=priced[ModelRole.TARGET].main_format.name,
                 weights_bytes=sum(map(_weights_bytes, priced.values())),
                 predicted=predicted,
                 measured=measured,
@@ -125,6 +127,7 @@ def _plain(step: RungResult, first: RungResult) -> dict[str, Any]:
     return {
         **asdict(step.rung),
         "drafting": str(step.drafting),
+        "format": step.format,
         "tokens_per_step": step.measured.tokens_per_step,
         "weights_bytes": step.weights_bytes,
         "resident_bytes": step.measured.resident_bytes,
