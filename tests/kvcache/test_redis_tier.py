@@ -17,6 +17,7 @@ from tests.scheduler.test_scheduler import expected_output, request
 from tests.scheduler.test_tiers import ask, make_with_tiers, run_saves
 from tests.server.test_peers import certificate
 
+from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.encryption import Encryption
 from ridgeline.core.errors import SettingsError
@@ -349,3 +350,33 @@ def test_no_fault_of_the_server_changes_a_token(redis_server, monkeypatch):
 def test_many_faults_of_the_server_change_no_token(redis_server, monkeypatch, counted):
     assert faulty_runs(redis_server, 5 * NUM_FAULTS, monkeypatch, seed=1) > NUM_FAULTS / 10
     counted(5 * NUM_FAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_server_that_is_stopped_or_killed_delays_no_first_token(redis_server, counted):
+    """p99 of the seconds to the first token is at most 1.1 times that of no tier."""
+    params, rng = SamplingParams(max_tokens=1, temperature=0), random.Random(0)
+    seconds = {"plain": [], "tier": []}
+    with LLM() as plain, LLM(kv_redis_url=redis_server.url) as tier:
+
+        def ask_both(times):
+            for number in range(times):
+                prompt = [rng.randrange(300) for _ in range(256)]
+                both = [("plain", plain), ("tier", tier)]
+                for name, llm in both if number % 2 else reversed(both):
+                    began_s = time.perf_counter()
+                    llm.generate([prompt], [params])
+                    seconds[name].append(time.perf_counter() - began_s)
+
+        ask_both(50)
+        for each in seconds.values():
+            each.clear()
+        redis_server.pause()
+        ask_both(500)
+        redis_server.kill()
+        ask_both(500)
+    p99 = {name: sorted(each)[int(0.99 * len(each))] for name, each in seconds.items()}
+    assert max(seconds["tier"]) > 0.2, "nobody waited for the server that was stopped"
+    assert p99["tier"] <= 1.1 * p99["plain"], p99
+    counted(1000)
