@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import threading
+from collections import Counter
 
 import pytest
 from tests.server.running import running
@@ -154,6 +155,17 @@ def test_a_batch_takes_nothing_from_its_keys_requests(limited, monkeypatch):
 
 def limits_of(**settings):
     return Limits(99), Caller(tenant="a", limits=KeyLimits(**settings))
+
+
+def test_a_crowd_that_is_refused_does_not_come_back_as_one():
+    limits, caller = Limits(1), Caller(tenant="a", limits=KeyLimits())
+    told = Counter()
+    with limits.admitted(caller):
+        for _ in range(152):
+            with pytest.raises(ApiError) as refused, limits.admitted(caller):
+                pass
+            told[dict(refused.value.headers)[b"retry-after"]] += 1
+    assert told == {b"1": 38, b"2": 38, b"3": 38, b"4": 38}
 
 
 def test_each_output_counts_towards_concurrency():

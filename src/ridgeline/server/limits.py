@@ -10,6 +10,7 @@ from ridgeline.server.keys import Caller
 
 _WINDOW_S = 60
 _RETRY_AFTER_S = 1.0
+_RETRIES_OVER_S = 4  # a crowd that comes back at one moment holds up those who are served
 
 
 class SlidingCount:
@@ -78,6 +79,7 @@ class Limits:
     def __init__(self, max_queue: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_queue = max_queue
         self._running = 0
+        self._num_refused = 0
         self._running_lines = 0
         self._tenants: dict[str, _Tenant] = defaultdict(lambda: _Tenant(clock))
 
@@ -152,11 +154,12 @@ class Limits:
 
     def _check_room(self, caller: Caller, num_outputs: int) -> None:
         if self._running >= self._max_queue:
+            self._num_refused += 1
             raise ApiError(
                 429,
                 "The server has as many requests as it takes.",
                 code="server_overloaded",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=_RETRY_AFTER_S + self._num_refused % _RETRIES_OVER_S,
             )
         if (most := caller.limits.concurrency) is None:
             return
