@@ -290,11 +290,11 @@ def test_every_setting_is_an_option_and_help_fits_a_screen(capsys):
 def test_the_set_of_commands_is_what_the_docs_say():
     (commands,) = build_parser()._subparsers._group_actions
     assert set(commands.choices) == {
-        "batch", "bench", "bench-figures", "bench-ladder", "bench-links", "bench-serve", "ceilings",
-        "chat", "collect-env", "completion", "convert", "cost", "distill", "embed", "eval", "fleet",
-        "generate", "hardware", "imatrix", "list", "memory", "optimize", "plan", "probe", "profile",
-        "prune", "pull", "quantize", "rank", "rerank", "rm", "roofline", "route", "run", "serve",
-        "show", "train-adapter", "tune", "worker",
+        "batch", "bench", "bench-figures", "bench-ladder", "bench-links", "bench-serve", "cascade",
+        "ceilings", "chat", "collect-env", "completion", "convert", "cost", "distill", "embed",
+        "eval", "fleet", "generate", "hardware", "imatrix", "list", "memory", "optimize", "plan",
+        "probe", "profile", "prune", "pull", "quantize", "rank", "rerank", "rm", "roofline",
+        "route", "run", "serve", "show", "train-adapter", "tune", "worker",
     }  # fmt: skip
 
 

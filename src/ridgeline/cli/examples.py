@@ -20,6 +20,9 @@ EXAMPLES = {
         "ridgeline fleet drain fleet.yaml 1",
         "ridgeline fleet replay fleet.yaml night.jsonl --speed 4",
     ),
+    "cascade": (
+        "ridgeline cascade calibrate sample.jsonl --small http://a:8000 --large http://b:8000",
+    ),
     "worker": (
         "ridgeline worker --join first-machine:7070 --key-file key",
         "ridgeline worker ~/models/qwen3 --join 10.0.0.1:7070 --key-file key --once",

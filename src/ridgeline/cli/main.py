@@ -23,6 +23,7 @@ GROUPS = {
         "serve": ("serve", "serve a model over HTTP"),
         "route": ("route", "one address in front of several engines"),
         "fleet": ("fleet", "engines and their router from one file: up, plan, status, verify"),
+        "cascade": ("cascade", "when the answer of a small model will do: calibrate"),
         "worker": ("worker", "compute a part of a model that another machine serves"),
         "generate": ("generate", "complete a prompt"),
         "chat": ("chat", "talk to a model"),

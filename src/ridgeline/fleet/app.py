@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.fleet.autoscaler import Autoscaler
+from ridgeline.fleet.cascade import Cascade
 from ridgeline.fleet.control import FleetControl
 from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.forwarding import MOST_WHOLE_BYTES, Client, Forwarding
@@ -38,10 +39,15 @@ class RouterApp:
     rest is the engines'."""
 
     def __init__(
-        self, control: FleetControl, scaler: Autoscaler | None, log: RequestLog | None = None
+        self,
+        control: FleetControl,
+        scaler: Autoscaler | None,
+        *,
+        log: RequestLog | None = None,
+        cascade: Cascade | None = None,
     ) -> None:
         self._router, self._control, self._scaler = control.router, control, scaler
-        self._log = log
+        self._log, self._cascade = log, cascade
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_logged = self._log is not None and scope["path"] in GENERATING
@@ -112,6 +118,14 @@ class RouterApp:
 
     async def _generate(self, request: RoutedRequest, client: Client, receive: Receive) -> str:
         """Have an engine answer, and the autoscaler know of it."""
+        cascade = self._cascade if request.generates and request.method == "POST" else None
+        if cascade is not None and (asked := cascade.small_request(request)) is not None:
+            first, held = cascade.forwarding(asked)
+            await self._forward(first, receive)
+            left = await cascade.settle(held, request, client)
+            if left is None:
+                return "completed"
+            request = left
         forwarding, scaler = Forwarding(self._router, request, client), self._scaler
         if scaler is None or not (request.generates and request.method == "POST"):
             return await self._forward(forwarding, receive)

@@ -47,6 +47,10 @@ class RouterConfig:
         recover_s: seconds for which a stream waits for an engine to go on, if there is none.
         probe_s: seconds between questions to each engine how it is.
         drain_s: seconds that requests in progress have to end after SIGTERM.
+        cascade: URL of an engine of a small model, which is asked before those of --engine; given
+            once for each.
+        cascade_threshold: margin from which on its answer will do, as ridgeline cascade calibrate
+            finds it.
         slo: limits of a good request: ttft=0.5,tpot=0.05,e2e=10 in seconds, or chat.
         slo_share: share of the requests that is to keep them.
         min_replicas: fewest engines that are wanted.
@@ -74,6 +78,10 @@ class RouterConfig:
     recover_s: Timeout = 30.0
     probe_s: Timeout = 1.0
     drain_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    cascade: tuple[str, ...] = ()
+    cascade_threshold: Annotated[
+        float | None, Needs("cascade", lambda config: bool(config.cascade))
+    ] = None
     slo: Annotated[str | None, Reads(read_slo), _SCALED] = None
     slo_share: Annotated[float, Meta(gt=0, lt=1), _SCALED] = 0.95
     min_replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS), _SCALED] = 1
@@ -93,6 +101,10 @@ class RouterConfig:
     def __post_init__(self) -> None:
         read_settings(self)
         _ = self.scaling_goal
+        if self.cascade and self.cascade_threshold is None:
+            raise SettingsError(
+                "cascade needs cascade_threshold, which `ridgeline cascade calibrate` finds."
+            )
         if not self.engine:
             raise SettingsError("A router needs an engine: --engine http://host:port.")
 

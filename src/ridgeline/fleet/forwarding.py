@@ -1,7 +1,7 @@
 """One request on its way through the router: sent, sent again, gone on with elsewhere."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,12 @@ class WholeAnswer:
 
 
 class Client:
-    """Whoever asked: `send` is ASGI's; the pieces of a stream go past it, to the transport."""
+    """Whoever asked: `send` is ASGI's; the pieces of a stream go past it, to the transport.
+
+    ``added``: headers that an answer gets beside its own.
+    """
+
+    added: Sequence[tuple[bytes, bytes]] = ()
 
     def __init__(self, scope: Any, send: Send) -> None:
         self._send = send
@@ -73,7 +78,7 @@ class Client:
     async def begin(self, head: AnswerHead, engine: RoutedEngine) -> None:
         """Send the head of an answer whose length is not known."""
         await self._send({"type": "http.response.start", "status": head.status,
-                          "headers": _headers(head, engine)})  # fmt: skip
+                          "headers": [*_headers(head, engine), *self.added]})  # fmt: skip
         self.has_begun = True
 
     def write(self, data: bytes) -> bool:
@@ -95,10 +100,8 @@ class Client:
 
     async def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Send an answer in one piece."""
-        length = (b"content-length", b"%d" % len(body))
-        await self._send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, length]}
-        )
+        headers = [*headers, *self.added, (b"content-length", b"%d" % len(body))]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self.has_begun = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 

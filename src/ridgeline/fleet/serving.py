@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.fleet.app import RouterApp
 from ridgeline.fleet.autoscaler import Autoscaler
+from ridgeline.fleet.cascade import Cascade
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.control import FleetControl, Replicas
 from ridgeline.fleet.request_log import RequestLog
@@ -69,14 +70,18 @@ async def run(
     log = None
     if config.request_log is not None:
         log = RequestLog(config.request_log, with_text=config.request_log_text)
-    await router.start()
+    cascade = Cascade(config, router) if config.cascade else None
+    routers = [router, *([cascade.router] if cascade is not None else [])]
+    for each in routers:
+        await each.start()
     control = FleetControl(router, replicas, start_s=config.start_s)
     goal = config.scaling_goal
     scaler = None if goal is None else Autoscaler(control, goal, say=announce)
     if scaler is not None:
         router.watch(scaler.collect)
         control.spawn(scaler.run())
-    http = http_side(RouterApp(control, scaler, log), config, _protocol(config))
+    app = RouterApp(control, scaler, log=log, cascade=cascade)
+    http = http_side(app, config, _protocol(config))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     url = url_of(listener, config)
     announce(f"Ridgeline routes to {len(router.engines)} engines on {url}")
@@ -96,7 +101,8 @@ async def run(
     http.should_exit = True
     await serving
     stopped.cancel()
-    await router.close()
+    for each in routers:
+        await each.close()
 
 
 def _notes(router: Router) -> list[str]:
