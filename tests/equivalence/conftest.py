@@ -18,6 +18,7 @@ from tests.executors.host_cuda import host_factory
 from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_model
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.plan import ModelRole
 from ridgeline.core.settings.speculation import (
     DRAFT_MODEL_SPECULATION,
     HEAD_SPECULATION,
@@ -30,17 +31,21 @@ from ridgeline.executors import registry
 from ridgeline.executors.cuda.traits import TRAITS
 from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import describe
+from ridgeline.scheduler import Speculation as Speculating
 
 CHAINS = drafter_names()  # those of installed packages, too
 DRAFTERS = (*CHAINS, *(f"{name} tree" for name in get_args(Speculation) if name != "off"))
 # The CUDA executor runs on the CPU here, op by op as on a GPU.
 EXECUTORS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow)]
+_LAYER_AHEAD = f"model.layers.{CONFIG['num_hidden_layers']}."
 _DISAGREEMENT = 0.05  # noise on the draft's weights, relative to their own spread
 
 
 def _write(folder, config, *, noise=0.0):
+    """With a layer behind the last that predicts one token more, as its first one would."""
     folder.mkdir()
     config = config | {"vocab_size": VOCAB, "architectures": ["LlamaForCausalLM"]}
+    config |= {"num_nextn_predict_layers": 1}
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
     model = tiny_model(config, dtype="float32", gain=4.0)
@@ -50,6 +55,19 @@ def _write(folder, config, *, noise=0.0):
     for name, value in model.weights.items():
         change = torch.randn(value.shape, generator=generator) * float(value.std()) * noise
         tensors[sources[name].name] = (as_tensor(value) + change).contiguous()
+    hidden, first, last = config["hidden_size"], "model.layers.0.", _LAYER_AHEAD
+    tensors |= {
+        name.replace(first, last): each.clone()
+        for name, each in tensors.items()
+        if name.startswith(first)
+    }
+    own = 0.01 * torch.randn(hidden, hidden, generator=generator)
+    tensors |= {
+        f"{last}enorm.weight": torch.full((hidden,), 0.02),  # as small as embeddings are
+        f"{last}hnorm.weight": torch.ones(hidden),
+        f"{last}eh_proj.weight": torch.cat([torch.eye(hidden), own], dim=-1),
+        f"{last}shared_head.norm.weight": torch.ones(hidden),
+    }
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -119,8 +137,8 @@ def opener(root, executor):
         if drafting["speculation"] in DRAFT_MODEL_SPECULATION:
             models = 2
             settings = {"draft_model": str(root / f"{pair}-draft")} | settings
-        if drafting["speculation"] in HEAD_SPECULATION:
-            settings = {"draft_model": str(root / f"{pair}-{speculation.split()[0]}")} | settings
+        if drafting["speculation"] == "eagle3":
+            settings = {"draft_model": str(root / f"{pair}-eagle3")} | settings
         settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings
         if pool_tokens is not None:
             holder = speculation if drafting["speculation"] in HEAD_SPECULATION else "off"
@@ -162,3 +180,20 @@ def executor(request):
 @pytest.fixture(scope="session")
 def open_llm(pairs, executor):
     return opener(pairs, executor)
+
+
+@pytest.fixture
+def proposals(monkeypatch):
+    """Tokens at each position that was drafted from, of all steps, by the slot."""
+    found = []
+    plain = Speculating.note_drafts
+
+    def note(self, plan, result):
+        for a_pass, outcomes in zip(plan.passes, result.passes, strict=True):
+            for segment, outcome in zip(a_pass.segments, outcomes, strict=True):
+                if a_pass.role is ModelRole.DRAFT and segment.outputs.sample:
+                    found.append((segment.stop, outcome.token_ids))
+        plain(self, plan, result)
+
+    monkeypatch.setattr(Speculating, "note_drafts", note)
+    return found

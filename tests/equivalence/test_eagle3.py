@@ -14,28 +14,10 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.result import SegmentResult
-from ridgeline.scheduler import Speculation
 
 TEXT = "the cat sat on the mat the cat sat on the mat the cat"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 NUM_DRAFTS = 3
-
-
-@pytest.fixture
-def proposals(monkeypatch):
-    """Tokens at each position that was drafted from, of all steps, by the slot."""
-    found = []
-    plain = Speculation.note_drafts
-
-    def note(self, plan, result):
-        for a_pass, outcomes in zip(plan.passes, result.passes, strict=True):
-            for segment, outcome in zip(a_pass.segments, outcomes, strict=True):
-                if a_pass.role is ModelRole.DRAFT and segment.outputs.sample:
-                    found.append((segment.stop, outcome.token_ids))
-        plain(self, plan, result)
-
-    monkeypatch.setattr(Speculation, "note_drafts", note)
-    return found
 
 
 def own_tokens(pairs):

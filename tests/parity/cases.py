@@ -101,6 +101,7 @@ CASES = [
     Case(family="mistral", name="window", changes={"sliding_window": 13}),
     Case(family="mistral", name="no-window", changes={"sliding_window": None, "head_dim": 24}),
     Case(family="qwen2", name="plain", changes={}),
+    Case(family="mimo", name="plain", changes={}),
     Case(
         family="qwen2",
         name="late-windows",

@@ -25,7 +25,7 @@ _TIED = (
 )  # fmt: skip
 _FORGETS_LENGTH = ("bamba",)  # of its cache: tokens are at 0 unless positions are given
 # Types that transformers does not know by their name.
-_SAME_AS = {"kimi_k2": "deepseek_v3"}
+_SAME_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 _TEXT_TYPES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",

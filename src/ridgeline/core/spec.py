@@ -434,7 +434,7 @@ class LayerInputSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftHeadSpec:
+class EagleSpec:
     """A drafter that reads the target's hidden states (EAGLE-3, arXiv 2503.01840, section 3.1).
 
     Its features are the target's residual after each of ``feature_layers`` so many layers, side by
@@ -453,6 +453,30 @@ class DraftHeadSpec:
     norm_features: bool = False
     norm_residual: bool = False
     norm_output: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MTPSpec:
+    """A layer that was trained with the target to predict one token more (MTP, arXiv 2412.19437,
+    section 2.2), and drafts further ones from its own states.
+
+    It computes over a projection of the normed embedding and the normed features, side by side;
+    ``features_first``: the other way round. Features are what the head reads: the target's, and
+    then its own. ``norm`` is all its norms but ``layer``'s. Embedding and head are the target's.
+    Its K and V are stored beside the target's, as those of a layer behind the last.
+    """
+
+    hidden_size: int
+    layer: LayerSpec
+    norm: NormSpec
+    features_first: bool = False
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return (self.layer,)
+
+
+DraftHeadSpec = EagleSpec | MTPSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,55 +10,85 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, SettingsError
 from ridgeline.core.formats import on_load_format
+from ridgeline.core.spec import EagleSpec
 from ridgeline.core.weight_uses import op_weights
+from ridgeline.engine.loading import LoadedModel
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.models import TOKEN_MAP, describe_head, lower_head, read_config
-from ridgeline.weights import Checkpoint, CheckpointWeights, locate_model
+from ridgeline.models import (
+    TOKEN_MAP,
+    DraftHeadDefinition,
+    describe_head,
+    describe_mtp,
+    lower_head,
+    read_config,
+)
+from ridgeline.quant import read_scheme
+from ridgeline.weights import (
+    Checkpoint,
+    CheckpointWeights,
+    DummyWeights,
+    WeightSource,
+    locate_model,
+)
 from ridgeline.weights.progress import Progress
 
 _log = logging.getLogger(__name__)
 
 
 def load_draft_head(
-    config: EngineConfig, name: str, target: ExecutorModel, *, progress: Progress | None = None
+    config: EngineConfig, target: LoadedModel, *, progress: Progress | None = None
 ) -> ExecutorModel:
-    """The drafter ``name`` of a model, all but its weights: the executor streams them.
+    """The drafter of a model, in a folder of its own or in the model's, all but its weights: the
+    executor streams them.
 
     Its type is the target's.
 
     Raises (and so does the stream):
-        SettingsError: it was made for another model.
+        SettingsError: none is named, it was made for another model, or the model has none.
         ModelFileError: it is missing, damaged or not supported.
         MachineError: no network or disk for it.
     """
-    folder = locate_model(name, offline=config.offline, progress=progress)
-    if not folder.is_dir():
-        raise SettingsError(f"speculation={config.speculation!r} takes drafters of safetensors.")
-    with Checkpoint(folder) as checkpoint:
-        definition = describe_head(read_config(folder), target.spec, checkpoint.names())
-        token_ids = _token_ids(folder, checkpoint, definition.spec.vocab_size, target)
+    model, token_ids = target.model, None
+    scheme = None
+    if config.speculation == "mtp":
+        folder = None if config.load_format == "dummy" else target.folder
+        definition = _own_layer(target, folder)
+        if target.definition.quantization is not None:
+            scheme = read_scheme(target.definition.quantization, strict=config.strict)
+    else:
+        folder = _named_folder(config, progress)
+        with Checkpoint(folder) as checkpoint:
+            definition = describe_head(read_config(folder), model.spec, checkpoint.names())
+            assert isinstance(definition.spec, EagleSpec)
+            token_ids = _token_ids(folder, checkpoint, definition.spec.vocab_size, model)
     if definition.unknown:
         _log.warning(
             "config.json of the drafter has keys that Ridgeline does not know: %s.",
             ", ".join(definition.unknown),
         )
-    spec = replace(target.spec, draft_head=definition.spec, hidden_size=definition.spec.hidden_size)
-    ops = lower_head(replace(target.spec, draft_head=definition.spec))
+    spec = replace(model.spec, draft_head=definition.spec)
+    ops = lower_head(spec)
     borrowed = definition.borrowed.keys()
     own = [op for op in ops if not borrowed & {weight.name for weight in op_weights(op)}]
     quantization = config.draft_quantization
-    return ExecutorModel(
-        spec=spec,
-        ops=ops,
-        weights=CheckpointWeights(
+    weights: WeightSource
+    if folder is None:
+        weights = DummyWeights(ops=own, dtype=model.dtype, seed=config.seed)
+    else:
+        weights = CheckpointWeights(
             path=folder,
             ops=own,
             sources=definition.sources,
             ignored=definition.ignored,
-            dtype=target.dtype,
+            dtype=model.dtype,
+            quantization=scheme,
             progress=progress,
-        ),
-        dtype=target.dtype,
+        )
+    return ExecutorModel(
+        spec=replace(spec, hidden_size=definition.spec.hidden_size),
+        ops=ops,
+        weights=weights,
+        dtype=model.dtype,
         quantization=on_load_format(
             config.quantization if quantization == "auto" else quantization
         ),
@@ -66,6 +96,30 @@ def load_draft_head(
         borrowed=definition.borrowed,
         token_ids=token_ids,
     )
+
+
+def _own_layer(target: LoadedModel, folder: Path | None) -> DraftHeadDefinition:
+    """What the model's own files have; without a ``folder`` they are random."""
+    if folder is None:
+        return describe_mtp(target.definition, None)
+    _refuse_files(folder, "mtp")
+    with Checkpoint(folder) as checkpoint:
+        return describe_mtp(target.definition, checkpoint.names())
+
+
+def _named_folder(config: EngineConfig, progress: Progress | None) -> Path:
+    if config.draft_model is None:
+        raise SettingsError(
+            f"speculation={config.speculation!r} needs draft_model, a drafter of this model."
+        )
+    folder = locate_model(config.draft_model, offline=config.offline, progress=progress)
+    _refuse_files(folder, config.speculation)
+    return folder
+
+
+def _refuse_files(path: Path, speculation: str) -> None:
+    if not path.is_dir():
+        raise SettingsError(f"speculation={speculation!r} takes drafters of safetensors.")
 
 
 def _token_ids(

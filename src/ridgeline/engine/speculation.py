@@ -45,11 +45,7 @@ def load_draft(
             config.draft_layers or max(1, len(target.model.spec.layers) // 4)
         )
     if config.speculation in HEAD_SPECULATION:
-        if name is None:
-            raise SettingsError(
-                f"speculation={config.speculation!r} needs draft_model, a drafter of this model."
-            )
-        return load_draft_head(config, name, target.model, progress=progress)
+        return load_draft_head(config, target, progress=progress)
     if name is None and config.model in (None, EMBEDDED):
         name = str(embedded_draft_folder())
     if config.speculation in ("draft", "combined") and name is None:

@@ -41,23 +41,23 @@ class SequenceFeatures:
             kept = [*range(num_known), *(num_known + node for node in accepted)]
             self._rows = self._rows[kept]
 
-    def read(self, segment: Segment, inner: Array, x: Array) -> None:
+    def read(self, segment: Segment, features: Array, x: Array, *, alike: bool) -> None:
         """Fill the rows of a segment of the drafter's, whose first token is not the sequence's."""
+        x[:] = 0
         num_known = segment.num_tokens - segment.num_drafts
         first = segment.start - 1 - self.first
         assert first >= 0, "features that no pass has kept"
         found = () if self._rows is None else self._rows[first : first + num_known]
         own = list(range(len(found), segment.num_tokens))
         if len(found):
-            inner[: len(found)] = found
-            x[: len(found)] = 0
+            features[: len(found)] = found
         if own:
             assert self._own is not None, "features that no pass has kept"
             assert len(found) + 1 >= num_known, "more than one token without the target's features"
-            inner[own] = 0
             # Row 0 of its own is of the last token before the drafts.
             parents = [-1] * (num_known - len(found)) + list(segment.parents)
-            x[own] = self._own[[node + 1 for node in parents]]
+            features[own] = 0
+            (features if alike else x)[own] = self._own[[node + 1 for node in parents]]
 
 
 class PassFeatures:
@@ -72,10 +72,10 @@ class PassFeatures:
             self._kept = np.empty((len(rows_TD), op.total), dtype=rows_TD.dtype)
         self._kept[:, op.first : op.first + op.width] = rows_TD[:, : op.width]
 
-    def read(self, op: ReadFeatures, inner_TW: Array, x_TD: Array) -> None:
+    def read(self, op: ReadFeatures, features_TW: Array, x_TD: Array) -> None:
         for item, rows in self._ranges():
-            inner, x = inner_TW[rows, : op.width], x_TD[rows, : op.hidden_size]
-            item.state.features.read(item.segment, inner, x)
+            features, x = features_TW[rows, : op.width], x_TD[rows, : op.hidden_size]
+            item.state.features.read(item.segment, features, x, alike=op.alike)
 
     @staticmethod
     def join(op: JoinFeatures, inner_TW: Array, first_TD: Array, second_TD: Array) -> None:

@@ -8,6 +8,7 @@ from ridgeline.models.eagle3 import TOKEN_MAP, DraftHeadDefinition, describe_hea
 from ridgeline.models.family import Family, ModelDefinition, TensorSource
 from ridgeline.models.lower import lower
 from ridgeline.models.lower_head import lower_head
+from ridgeline.models.mtp import describe_mtp
 from ridgeline.models.presets import PRESETS
 from ridgeline.models.registry import describe, model_types, register
 from ridgeline.models.rope import inverse_frequencies, rope_attention_factor
@@ -24,6 +25,7 @@ __all__ = [
     "TensorSource",
     "describe",
     "describe_head",
+    "describe_mtp",
     "inverse_frequencies",
     "lower",
     "lower_head",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import SettingsError, UnsupportedModelError
-from ridgeline.core.spec import DraftHeadSpec, ModelSpec
+from ridgeline.core.spec import DraftHeadSpec, EagleSpec, ModelSpec
 from ridgeline.models import llama, qwen3
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import TensorSource
@@ -93,7 +93,7 @@ def describe_head(
         )
     assert model.final_norm is not None, "Llama and Qwen 3 have one"
     first, *others = model.layers
-    spec = DraftHeadSpec(
+    spec = EagleSpec(
         hidden_size=model.hidden_size,
         vocab_size=reader.integer("draft_vocab_size", default=target.vocab_size),
         layers=(replace(first, attention_norm=None), *others),
@@ -128,7 +128,7 @@ def _feature_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
     return found
 
 
-def _borrowed(spec: DraftHeadSpec, target: ModelSpec, tensors: Collection[str]) -> dict[str, str]:
+def _borrowed(spec: EagleSpec, target: ModelSpec, tensors: Collection[str]) -> dict[str, str]:
     lacks = [name for name in ("embed", "head") if not set(tensors) & {*_NAMES[name]}]
     if lacks and spec.hidden_size != target.hidden_size:
         raise UnsupportedModelError(

@@ -60,18 +60,37 @@ class TensorSource:
 
     def in_layer(self, index: int) -> "TensorSource":
         """The source with the layer filled in."""
-        return self._fill("{i}", index)
+        return self.renamed("{i}", str(index))
 
     def of_expert(self, index: int) -> "TensorSource":
         """The source of one expert's part of a stacked weight."""
-        return self._fill("{e}", index)
+        return self.renamed("{e}", str(index))
 
-    def _fill(self, placeholder: str, index: int) -> "TensorSource":
+    def renamed(self, part: str, other: str) -> "TensorSource":
+        """The source with another part of its names."""
+
         def fill(name: str) -> str:
-            return name.replace(placeholder, str(index))
+            return name.replace(part, other)
 
         others = tuple(fill(name) for name in self.other_names)
         return replace(self, name=fill(self.name), other_names=others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MTPTensors:
+    """Where the layer lies that predicts one token more; as DeepSeek-V3 has it, if nothing else is
+    said.
+
+    All are templates in ``{n}``, the number of the model's layers. ``layer`` is what the names of
+    its own modules begin with. ``features_first`` is `MTPSpec`'s.
+    """
+
+    layer: str = "model.layers.{n}."
+    token_norm: str = "model.layers.{n}.enorm.weight"
+    hidden_norm: str = "model.layers.{n}.hnorm.weight"
+    fc: str = "model.layers.{n}.eh_proj.weight"
+    final_norm: str = "model.layers.{n}.shared_head.norm.weight"
+    features_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +109,7 @@ class Family:
         ignored: regular expressions for the full names of tensors that may be left over.
         computes: config keys that change the output and that most families refuse
             (`known_keys`), but not this one.
+        mtp: where the layer that predicts one token more lies, in checkpoints that have it.
     """
 
     model_type: str
@@ -99,6 +119,7 @@ class Family:
     fused_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     computes: frozenset[str] = frozenset()
+    mtp: MTPTensors = MTPTensors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +127,15 @@ class ModelDefinition:
     """A checkpoint's config, understood.
 
     ``dtype`` is the number format that the config declares for the weights, float32 if it declares
-    none; ``quantization`` is its ``quantization_config``, as `quant.read_scheme` takes it.
+    none; ``quantization`` is its ``quantization_config``, as `quant.read_scheme` takes it. So many
+    layers behind the last predict further tokens.
     """
 
     spec: ModelSpec
     family: Family
     dtype: str
     quantization: Mapping[str, object] | None = None
+    num_mtp_layers: int = 0
 
     @property
     def sources(self) -> dict[str, TensorSource]:
@@ -162,9 +185,12 @@ class ModelDefinition:
     @property
     def ignored(self) -> tuple[str, ...]:
         """Regular expressions for the full names of tensors that may be left over."""
+        first = len(self.spec.layers)
+        ahead = range(first, first + self.num_mtp_layers)
+        ignored = (*self.family.ignored, *(rf"model\.layers\.{layer}\..*" for layer in ahead))
         if self.spec.has_head:
-            return self.family.ignored
-        return (*self.family.ignored, r"score\.weight")  # of a classifier, read apart
+            return ignored
+        return (*ignored, r"score\.weight")  # of a classifier, read apart
 
 
 def _with_bare_names(source: TensorSource) -> TensorSource:

@@ -50,6 +50,7 @@ from ridgeline.core.ops import (
 from ridgeline.core.spec import (
     Activation,
     AttentionSpec,
+    EagleSpec,
     GatedDeltaSpec,
     LayerInputSpec,
     LayerSpec,
@@ -59,6 +60,7 @@ from ridgeline.core.spec import (
     MLPSpec,
     ModelSpec,
     MoESpec,
+    MTPSpec,
     NormScope,
     NormSpec,
     ShortConvSpec,
@@ -112,6 +114,9 @@ def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
         last = ops.pop()
         assert isinstance(last, Norm), "hidden states end in a norm"
         ops.append(replace(last, dst="h"))
+    if isinstance(spec.draft_head, MTPSpec):
+        width = spec.hidden_size
+        ops.append(KeepFeatures(src="h", first=0, width=width, total=width))
     if not spec.has_head:
         return tuple(ops)
     bias = Weight(name="head_bias", shape=(spec.vocab_size,)) if spec.head_bias else None
@@ -121,7 +126,7 @@ def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
 
 def _kept_features(spec: ModelSpec, num_layers: int) -> list[Op]:
     """What the drafter of a model reads after so many layers."""
-    if spec.draft_head is None:
+    if not isinstance(spec.draft_head, EagleSpec):
         return []
     wanted, width = spec.draft_head.feature_layers, spec.hidden_size
     total = len(wanted) * width

@@ -1,8 +1,8 @@
-"""The ops of a drafter that reads the target's hidden states (EAGLE-3).
+"""The ops of a drafter that reads the target's hidden states (EAGLE-3, MTP).
 
 Its weights: ``embed`` and ``head`` (the target's, where it has none), ``token_norm``,
-``features_norm``, ``fc``, ``hidden_norm``, ``final_norm``, and those of its layers, which are
-numbered behind the target's.
+``features_norm`` (of EAGLE-3), ``fc``, ``hidden_norm``, ``final_norm``, and those of its layers,
+which are numbered behind the target's.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from ridgeline.core.ops import (
     ReadFeatures,
     Weight,
 )
-from ridgeline.core.spec import ModelSpec
+from ridgeline.core.spec import EagleSpec, ModelSpec, MTPSpec
 from ridgeline.models.lower import LayerLowering
 
 
@@ -29,6 +29,39 @@ def lower_head(spec: ModelSpec) -> tuple[Op, ...]:
     """The ops of ``spec.draft_head``, in order; rows of its logits are its own tokens'."""
     head = spec.draft_head
     assert head is not None, "the model has no drafter of its own"
+    return _lower_mtp(spec, head) if isinstance(head, MTPSpec) else _lower_eagle(spec, head)
+
+
+def _lower_mtp(spec: ModelSpec, head: MTPSpec) -> tuple[Op, ...]:
+    hidden, index = spec.hidden_size, len(spec.layers)
+    group = next(n for n, group in enumerate(kv_groups(spec)) if index in group.layers)
+
+    def norm(src: str, dst: str, name: str) -> Norm:
+        gain = Weight(name=name, shape=(hidden,))
+        return Norm(src=src, dst=dst, weight=gain, spec=head.norm)
+
+    first, second = ("h", "n") if head.features_first else ("n", "h")
+    rows = (spec.vocab_size, hidden)
+    return (
+        Embed(weight=Weight(name="embed", shape=rows), scale=spec.embedding_scale),
+        norm("x", "n", "token_norm"),
+        ReadFeatures(width=hidden, hidden_size=hidden, alike=True),
+        norm("h", "h", "hidden_norm"),
+        JoinFeatures(first=first, second=second, hidden_size=hidden),
+        Down(weight=Weight(name="fc", shape=(hidden, 2 * hidden)), bias=None),
+        AddResidual(),  # x is 0
+        *LayerLowering(index, group, hidden, 0).ops(head.layer, None),
+        norm("x", "h", "final_norm"),
+        KeepFeatures(src="h", first=0, width=hidden, total=hidden),
+        Head(
+            weight=Weight(name="head", shape=rows),
+            softcap=spec.logit_softcap,
+            scale=spec.logit_scale,
+        ),
+    )
+
+
+def _lower_eagle(spec: ModelSpec, head: EagleSpec) -> tuple[Op, ...]:
     hidden, width = head.hidden_size, len(head.feature_layers) * spec.hidden_size
 
     def norm(src: str, dst: str, name: str, width: int = hidden) -> Norm:

@@ -47,6 +47,7 @@ from ridgeline.models import (
     llama,
     mamba2,
     mellum,
+    mimo,
     minimax_m2,
     ministral,
     mistral,
@@ -132,6 +133,7 @@ def describe(
         )
     refuse_unsupported(reader, computed=family.computes)
     quantization = _quantization(reader)
+    num_mtp_layers = _num_mtp_layers(reader)
     spec = family.build(reader)
     if spec.has_head and _lacks_head(reader, spec):
         spec = replace(spec, has_head=False)
@@ -144,8 +146,18 @@ def describe(
             raise UnsupportedModelError(message)
         _log.warning(message)
     return ModelDefinition(
-        spec=spec, family=family, dtype=_declared_dtype(reader), quantization=quantization
+        spec=spec,
+        family=family,
+        dtype=_declared_dtype(reader),
+        quantization=quantization,
+        num_mtp_layers=num_mtp_layers,
     )
+
+
+def _num_mtp_layers(config: ConfigReader) -> int:
+    """Layers behind the last that predict further tokens, under either name."""
+    names = ("num_nextn_predict_layers", "num_mtp_layers")
+    return max(config.integer(name, minimum=0, maximum=64, default=0) for name in names)
 
 
 def _lacks_head(config: ConfigReader, spec: ModelSpec) -> bool:
@@ -240,6 +252,7 @@ for _family in (
     modernbert.FAMILY,
     mamba2.FAMILY,
     mellum.FAMILY,
+    mimo.FAMILY,
     nemotron.FAMILY,
     nemotron.JAIS_2,
     nemotron_h.FAMILY,

@@ -150,7 +150,7 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
         case KeepFeatures():
             return {op.src: op.width}, {}
         case ReadFeatures():
-            return {}, {"inner": op.width, "x": hidden}
+            return {}, {op.dst: op.width, "x": hidden}
         case JoinFeatures():
             return {op.first: hidden, op.second: hidden}, {"inner": 2 * hidden}
 

@@ -9,15 +9,20 @@ from ridgeline.core.settings.model import on_load
 from ridgeline.core.settings.reading import Needs, Reads, Tries
 
 Speculation = Literal[
-    "off", "ngram", "suffix", "recycling", "draft", "exit", "eagle3", "combined", "adaptive"
+    "off", "ngram", "suffix", "recycling", "draft", "exit", "eagle3", "mtp", "combined", "adaptive"
 ]
 DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a draft model
-HEAD_SPECULATION = ("eagle3",)  # those whose draft model reads the target's hidden states
+HEAD_SPECULATION = ("eagle3", "mtp")  # those whose drafter reads the target's hidden states
+_NAMED_SPECULATION = (*DRAFT_MODEL_SPECULATION, "eagle3")  # those whose drafter has other files
 EXIT_SPECULATION = ("exit", "combined", "adaptive")  # those that may use the target's first layers
 MAX_SPECULATIVE_TOKENS = 64
 
 _REUSE = Needs("reuse_kv", lambda config: config.reuse_kv)
 _GUESSES = Needs("speculation", lambda config: config.speculation != "off")
+_NAMING = Needs(
+    f"speculation {' or '.join(_NAMED_SPECULATION)}",
+    lambda config: config.speculation in _NAMED_SPECULATION,
+)
 _DRAFTING = Needs(
     f"speculation {' or '.join((*DRAFT_MODEL_SPECULATION, *HEAD_SPECULATION))}",
     lambda config: config.speculation in (*DRAFT_MODEL_SPECULATION, *HEAD_SPECULATION),
@@ -48,8 +53,8 @@ class SpeculationSettings:
         speculation: how next tokens are guessed and verified together: off, ngram (looks in the
             prompt and output), suffix (and in earlier outputs), recycling (what was likely after
             the same token before), draft (a draft model), exit (the model's own first layers),
-            eagle3 (an EAGLE-3 drafter), combined (ngram, else draft or exit), adaptive (what pays),
-            or an installed drafter. No output changes.
+            eagle3 (an EAGLE-3 drafter), mtp (the model's own layer for it), combined (ngram, else
+            draft or exit), adaptive (what pays), or an installed drafter. No output changes.
         verification: how guesses are verified: exact, or rejection (Leviathan, Chen), which accepts
             more of a draft model's. Outputs are then distributed as without speculation, but they
             are not the same ones, and a request's own seed is refused.
@@ -77,6 +82,6 @@ class SpeculationSettings:
         _GUESSES,
         Needs("verification='exact'", lambda config: config.verification == "exact"),
     ] = "chain"
-    draft_model: Annotated[str | None, _DRAFTING] = None
+    draft_model: Annotated[str | None, _NAMING] = None
     draft_layers: Annotated[Annotated[int, Meta(ge=1)] | None, _EXITING] = None
     draft_quantization: Annotated[str, Reads(_draft_format), _DRAFTING] = "auto"

@@ -20,6 +20,6 @@ def run_feature_op(
         case KeepFeatures():
             features.keep(op, rows(op.src))
         case ReadFeatures():
-            features.read(op, rows("inner"), rows("x"))
+            features.read(op, rows(op.dst), rows("x"))
         case JoinFeatures():
             features.join(op, rows("inner"), rows(op.first), rows(op.second))

@@ -78,8 +78,8 @@ class Forward(TokenOps):
                 self._features.keep(op, as_array(self.buffers[op.src]))
             case ops.ReadFeatures():
                 x_TD = self.buffers["x"] = torch.empty_like(self.buffers["x"])
-                inner_TW = self.buffers["inner"] = x_TD.new_empty(len(x_TD), op.width)
-                self._features.read(op, as_array(inner_TW), as_array(x_TD))
+                features_TW = self.buffers[op.dst] = x_TD.new_empty(len(x_TD), op.width)
+                self._features.read(op, as_array(features_TW), as_array(x_TD))
             case ops.JoinFeatures():
                 parts = self.buffers[op.first], self.buffers[op.second]
                 self.buffers["inner"] = torch.cat(parts, dim=-1)
