@@ -64,3 +64,35 @@ def test_what_such_a_layer_cannot_do_is_refused_in_one_sentence(pairs, settings,
     settings = {"speculation": "mtp", "executor": "reference"} | settings
     with pytest.raises(SettingsError, match=words):
         LLM(str(pairs / "full"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "head"),
+    [
+        ("combined", "mtp"),
+        ("adaptive", "eagle3"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("combined", "eagle3"), ("adaptive", "mtp"), ("adaptive tree", "mtp"))
+        ),
+    ],
+)
+def test_what_reads_hidden_states_stands_in_for_a_draft_model(
+    open_llm, pairs, executor, proposals, speculation, head
+):
+    """The adaptive drafter first looks at steps without drafts, whose features nobody reads."""
+    if executor == "cuda":
+        pytest.skip("it refuses what uses the target's KV to draft")
+    drafter = {"draft_model": "mtp" if head == "mtp" else str(pairs / "full-eagle3")}
+    params = [
+        SamplingParams(temperature=temperature, seed=3, max_tokens=40, ignore_eos=True)
+        for temperature in (0.0, 0.6)
+    ]
+    found = []
+    for name, settings in (("off", {}), (speculation, drafter)):
+        with open_llm(name, **settings) as llm:
+            runs = [llm.generate(["a"] * 2, params) for _ in range(3)]
+            found.append([[each.outputs[0].token_ids for each in run] for run in runs])
+            llm._engine.loop.check_integrity()
+    assert found[0] == found[1]
+    assert proposals

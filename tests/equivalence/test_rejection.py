@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import write_tokenizer
+from tests.eagle3 import head_config, head_tensors, write_head
 from tests.equivalence.conftest import _write
 from tests.tiny import CONFIG
 
@@ -44,12 +45,16 @@ def folders(tmp_path_factory):
         path = root / name / "model.safetensors"
         tensors = load_file(path)
         save_file({k: v * 0 if "o_proj" in k else v for k, v in tensors.items()}, path)
+    config = head_config(CONFIG | {"vocab_size": VOCAB})
+    write_head(root / "eagle3", config, head_tensors(config))
     return root
 
 
 def open_llm(folders, speculation, executor, **settings):
     if speculation in ("draft", "combined", "adaptive"):
         settings["draft_model"] = str(folders / "draft")
+    if speculation == "eagle3":
+        settings["draft_model"] = str(folders / "eagle3")
     return LLM(
         str(folders / "target"),
         executor=executor,
@@ -117,6 +122,8 @@ def measured(folders, speculation, executor, setting, engine, num_draws):
 CASES = [
     ("draft", "cpu", "plain", "tight"),
     ("combined", "reference", "grammar", "roomy"),
+    ("eagle3", "cpu", "plain", "roomy"),
+    ("mtp", "cpu", "hot, top-p", "roomy"),
     ("draft", "cpu", "hot, top-p", "roomy"),
     ("combined", "cpu", "cold, top-k", "tight"),
     ("ngram", "reference", "plain", "roomy"),
@@ -124,7 +131,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES[:2], ids=" ".join)
+@pytest.mark.parametrize("case", CASES[:3], ids=" ".join)
 def test_transitions_are_those_of_the_target(folders, case):
     assert measured(folders, *case, QUICK) < 4
 

@@ -10,6 +10,7 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, SettingsError
 from ridgeline.core.formats import on_load_format
+from ridgeline.core.settings.speculation import HEAD_SPECULATION
 from ridgeline.core.spec import EagleSpec
 from ridgeline.core.weight_uses import op_weights
 from ridgeline.engine.loading import LoadedModel
@@ -19,6 +20,7 @@ from ridgeline.models import (
     DraftHeadDefinition,
     describe_head,
     describe_mtp,
+    is_draft_head,
     lower_head,
     read_config,
 )
@@ -32,7 +34,28 @@ from ridgeline.weights import (
 )
 from ridgeline.weights.progress import Progress
 
+OWN_LAYER = "mtp"  # as draft_model: the model's own layer that predicts one token more
+
 _log = logging.getLogger(__name__)
+
+
+def names_head(config: EngineConfig, *, progress: Progress | None = None) -> bool:
+    """Whether these settings draft with what reads the target's hidden states, alone or beside
+    others.
+
+    Raises:
+        ModelFileError: draft_model is missing or damaged.
+        MachineError: no network or disk for it.
+    """
+    if config.speculation in HEAD_SPECULATION:
+        return True
+    name = config.draft_model
+    if name is None or config.speculation not in ("combined", "adaptive"):
+        return False
+    if name == OWN_LAYER:
+        return True
+    folder = locate_model(name, offline=config.offline, progress=progress)
+    return folder.is_dir() and is_draft_head(read_config(folder))
 
 
 def load_draft_head(
@@ -50,7 +73,7 @@ def load_draft_head(
     """
     model, token_ids = target.model, None
     scheme = None
-    if config.speculation == "mtp":
+    if config.speculation == "mtp" or config.draft_model == OWN_LAYER:
         folder = None if config.load_format == "dummy" else target.folder
         definition = _own_layer(target, folder)
         if target.definition.quantization is not None:

@@ -6,10 +6,10 @@ from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import ConstraintFactory, Executor, StepPrice
-from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION, HEAD_SPECULATION
+from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION
 from ridgeline.decoding.drafters import make_drafter
 from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
-from ridgeline.engine.draft_head import load_draft_head
+from ridgeline.engine.draft_head import load_draft_head, names_head
 from ridgeline.engine.loading import LoadedModel, Progress, load_model
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.scheduler import (
@@ -44,7 +44,7 @@ def load_draft(
         return target.model.exit_after(
             config.draft_layers or max(1, len(target.model.spec.layers) // 4)
         )
-    if config.speculation in HEAD_SPECULATION:
+    if names_head(config, progress=progress):
         return load_draft_head(config, target, progress=progress)
     if name is None and config.model in (None, EMBEDDED):
         name = str(embedded_draft_folder())

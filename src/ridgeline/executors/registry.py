@@ -181,7 +181,7 @@ def _check_shared_kv(models: Models, config: EngineConfig, traits: ExecutorTrait
             "speculation than exit, and leave draft_layers out."
             if drafting[0].is_exit
             else f"{name} does not keep hidden states for a drafter; take another speculation than "
-            f"{config.speculation}."
+            f"{config.speculation}, or another draft_model."
         )
 
 

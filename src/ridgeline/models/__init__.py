@@ -4,7 +4,12 @@ A family is one file: it reads its config into a `ModelSpec` and declares where 
 """
 
 from ridgeline.models.config import ConfigReader, parse_config, read_config
-from ridgeline.models.eagle3 import TOKEN_MAP, DraftHeadDefinition, describe_head
+from ridgeline.models.eagle3 import (
+    TOKEN_MAP,
+    DraftHeadDefinition,
+    describe_head,
+    is_draft_head,
+)
 from ridgeline.models.family import Family, ModelDefinition, TensorSource
 from ridgeline.models.lower import lower
 from ridgeline.models.lower_head import lower_head
@@ -27,6 +32,7 @@ __all__ = [
     "describe_head",
     "describe_mtp",
     "inverse_frequencies",
+    "is_draft_head",
     "lower",
     "lower_head",
     "model_types",

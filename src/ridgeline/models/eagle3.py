@@ -49,6 +49,11 @@ class DraftHeadDefinition:
     unknown: tuple[str, ...] = ()
 
 
+def is_draft_head(config: Mapping[str, object]) -> bool:
+    """Whether a config is that of such a drafter, in either form."""
+    return "speculators_model_type" in config or "draft_vocab_size" in config
+
+
 def describe_head(
     config: Mapping[str, object], target: ModelSpec, tensors: Collection[str]
 ) -> DraftHeadDefinition:

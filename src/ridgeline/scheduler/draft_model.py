@@ -53,8 +53,8 @@ class DraftModel(DraftPasses):
         kv.reuse_prefix(sequence.token_ids)
         self._kv[sequence] = kv
 
-    def begin_step(self) -> None:
-        super().begin_step()
+    def begin_step(self, *, is_resting: bool) -> None:
+        super().begin_step(is_resting=is_resting)
         self._budget = self._config.max_pass_tokens
         self._behind = []
 

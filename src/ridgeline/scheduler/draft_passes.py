@@ -19,7 +19,9 @@ class DraftPasses(ABC):
     def start(self, sequence: Sequence) -> None:
         """The sequence is admitted."""
 
-    def begin_step(self) -> None:
+    def begin_step(self, *, is_resting: bool) -> None:
+        """A step is about to be planned; ``is_resting``: nothing is proposed in it, and it may be
+        planned before the results of the step before, or repeated."""
         self._proposals = {}
 
     @abstractmethod

@@ -15,7 +15,9 @@ class FeatureHead(DraftPasses):
     features until the target's next pass of the sequence, so whatever tokens are known by then are
     computed before: those of a prompt right behind the target's pass, and those that were sampled
     or accepted before the next, where the drafter goes on from them. KV that a prefix brings, or
-    the prompt of another sample, is the drafter's as well.
+    the prompt of another sample, is the drafter's as well. While it rests, it computes prompts
+    alone, and what it skips of outputs lacks its KV: that makes guesses worse, and no output
+    another.
     """
 
     def __init__(self) -> None:
@@ -24,15 +26,26 @@ class FeatureHead(DraftPasses):
         self._planned: list[tuple[Sequence, int]] = []  # those, once this step is done
         self._proposing: set[Sequence] = set()  # in this step
         self._failed: set[Sequence] = set()
+        self._is_resting = False
+        self._skipping: set[Sequence] = set()  # since steps began that it did not take part in
 
     def start(self, sequence: Sequence) -> None:
         if sequence.kv.takes_drafts and sequence.request.generates:
             self._computed[sequence] = sequence.kv.num_computed
 
-    def begin_step(self) -> None:
-        super().begin_step()
+    def begin_step(self, *, is_resting: bool) -> None:
+        super().begin_step(is_resting=is_resting)
         self._planned.clear()
         self._proposing.clear()
+        self._is_resting = is_resting
+        if is_resting:
+            self._skipping.update(self._computed)
+            return
+        for sequence in self._skipping & self._computed.keys():
+            # Features are kept of the last pass alone, which had one token at the least.
+            last = sequence.kv.num_computed - 1
+            self._computed[sequence] = max(self._computed[sequence], last)
+        self._skipping.clear()
 
     def propose(
         self, sequence: Sequence, num_tokens: int, *, is_tree: bool, copies: list[BlockCopy]
@@ -54,6 +67,7 @@ class FeatureHead(DraftPasses):
             self._segment(sequence, sequence.kv.num_computed)
             for sequence, computed in self._computed.items()
             if computed < sequence.kv.num_computed and sequence not in self._proposing
+            if not self._is_resting
         )
         return (*_draft_pass(behind), *passes), references
 

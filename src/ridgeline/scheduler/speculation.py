@@ -161,9 +161,9 @@ class Speculation:
     def begin_step(self, running: Iterable[Sequence]) -> None:
         """A step is about to be planned."""
         self._hold_costly_masks()
-        if self._draft_model is not None:
-            self._draft_model.begin_step()
         self._is_resting = self._rest_steps > 0
+        if self._draft_model is not None:
+            self._draft_model.begin_step(is_resting=self._is_resting)
         if self._is_resting:
             self._rest_steps -= 1
         elif self.drafter is not None:

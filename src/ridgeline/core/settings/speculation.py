@@ -62,7 +62,8 @@ class SpeculationSettings:
         draft_shape: chain, or tree: the most likely ones, several in one place, which takes fewer
             passes of a draft model and accepts more where tokens are sampled.
         draft_model: a smaller model with the same vocabulary; the embedded model has its own. Of
-            eagle3, a drafter of this model.
+            eagle3, a drafter of this model, which combined and adaptive take too; mtp for theirs to
+            be the model's own layer.
         draft_layers: after how many layers of the model its own head guesses, in place of a draft
             model; without it, exit takes a quarter.
         draft_quantization: what a draft model's matrices are quantized to as they are loaded, none,
