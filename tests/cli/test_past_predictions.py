@@ -1,8 +1,11 @@
-"""Beside each prediction stands how far off past ones were here."""
+"""Beside each prediction stands how far off past ones were here, and it stays as good."""
 
 import pytest
 
+from ridgeline.bench import calibration
+from ridgeline.bench.conditions import Watch
 from ridgeline.cli import main
+from ridgeline.roofline.calibration import calibration_path, load
 
 SAID = (
     "Past predictions here, decode of bfloat16: median 12%, p90 30%, steps took × 1.10 of the "
@@ -30,3 +33,16 @@ def test_a_prediction_says_how_far_off_past_ones_were(predicted_before, capsys, 
 def test_machines_of_the_catalogue_have_no_past(predicted_before, capsys):
     assert main(["rank", "qwen2.5-0.5b", "--hardware", "l4"]) == 0
     assert "Past predictions" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_a_calibration_is_not_replaced_by_one_that_was_begun_under_load(
+    predicted_before, capsys, monkeypatch, share
+):
+    monkeypatch.setattr(Watch, "others_share", lambda _: share)
+    monkeypatch.setattr(
+        calibration, "calibrate_here", lambda *_, **__: load(calibration_path("cpu"))
+    )
+    words = ["roofline", *SHAPE, "--executor", "cpu", "--calibrate"]
+    assert main(words) == (2 if share > 0.25 else 0)
+    assert ("Other processes take 50%" in capsys.readouterr().err) == (share > 0.25)

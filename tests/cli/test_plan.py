@@ -402,6 +402,7 @@ def test_layouts_that_miss_the_limits_or_do_not_fit_are_not_called_best(capsys):
     assert "none meets the limits; most tokens with -tp 1" in text and "best" not in text
     out = run(capsys, "--shape", "llama-3.1-70b", "--hardware", "l4", "--layouts", *SHORT)[1]
     assert "none holds a sequence of this length" in out and "tok/s" not in out
+    assert "--quantization int4" in out
 
 
 def test_heads_that_do_not_divide_are_said(capsys):

@@ -49,6 +49,18 @@ def test_no_format_is_promised_more_than_its_bytes(predictor, monkeypatch):
     assert narrow.gain == narrow.high == pytest.approx(ratio)
 
 
+def test_the_roof_of_a_pass_is_that_of_its_ops(predictor):
+    peak = explain.product_peak(predictor.models[ModelRole.TARGET], predictor.calibration)
+    ridge = peak / predictor.calibration.ceilings.memory.bytes_per_s
+    alone, many, _ = points = explain.points(predictor, [1, 256], [2048])
+    assert alone.roof_flops_per_s == pytest.approx(alone.intensity / ridge * peak, rel=0.02)
+    assert many.intensity > ridge and many.flops_per_s < many.roof_flops_per_s < 0.9 * peak
+    assert not any("beyond the ridge" in each for each in explain.sentences(predictor, points))
+    slow = [replace(many, bound=explain.Bound.MEMORY)]  # as kernels of attention may be
+    (line,) = (each for each in explain.sentences(predictor, slow) if "beyond the ridge" in each)
+    assert line.startswith("decode B=256 C=2048 has") and "Attend has" in line
+
+
 def test_all_advice_has_an_interval_within_what_the_roof_gives(predictor):
     found, _ = advised(predictor)
     assert len(found) == 4

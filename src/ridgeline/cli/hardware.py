@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ridgeline.planning import Machine
 
 THIS = "this"
+_LOOK_S, _BUSY_SHARE = 1.0, 0.25
 
 
 def add_machine_options(parser: Parser, *, default: str | None) -> None:
@@ -80,12 +82,15 @@ def calibration_of(executor: str, *, anew: bool, quick: bool = False) -> Calibra
     Raises:
         CorruptFileError, DiskError: the file is damaged, or cannot be written.
         SettingsError: there is no such executor.
-        InvalidRequestError: its steps cannot be calibrated.
+        InvalidRequestError: its steps cannot be calibrated; or, with ``anew``, other processes work
+            now, and what there is was measured without them.
     """
     from ridgeline.bench.calibration import calibrate_here, check_executor
 
     check_executor(executor)
     path = calibration_path(executor)
+    if anew:
+        _check_idle(kept_calibration(executor))
     found = None if anew else load(path)
     if found is not None and (elsewhere := measured_elsewhere(found, native_level())):
         print(elsewhere, file=sys.stderr)
@@ -103,6 +108,21 @@ def calibration_of(executor: str, *, anew: bool, quick: bool = False) -> Calibra
             found = calibrate_here(executor, quick=quick, kept_path=kept, progress=progress)
         save(found, path)
     return found
+
+
+def _check_idle(kept: Calibration | None) -> None:
+    if kept is None or kept.ceilings.conditions.get("contended"):
+        return
+    from ridgeline.bench.conditions import Watch
+
+    watch = Watch()
+    time.sleep(_LOOK_S)
+    if (share := watch.others_share()) > _BUSY_SHARE:
+        raise InvalidRequestError(
+            f"Other processes take {share:.0%} of the processors. The calibration of "
+            f"{kept.created[:10]} was measured without any, and one measured beside them would be "
+            "worse: begin it when they are idle."
+        )
 
 
 def this_machine(calibration: Calibration) -> "Machine":

@@ -9,6 +9,11 @@ from rich.table import Table
 from ridgeline.cli.display import output_console, predicted_range, print_paragraph
 from ridgeline.roofline.slo import Slo
 
+_WOULD_HELP = (
+    "More devices (--count), fewer bits (--quantization int4) or shorter texts (--prompt, "
+    "--output) may help."
+)
+
 
 def print_plan(result: Mapping[str, Any]) -> None:
     """The answer for people; the intervals hold eight times of ten."""
@@ -25,8 +30,7 @@ def print_plan(result: Mapping[str, Any]) -> None:
             console,
             f"  does not fit: not one sequence of {result['sequence_tokens']:,} tokens has room "
             f"beside the weights on {result['tensor_parallel']} × {result['hardware']}. "
-            "More devices (--count), fewer bits (--quantization int4) or shorter texts "
-            "(--prompt, --output) may help.",
+            + _WOULD_HELP,
             indent=4,
         )
         _print_notes(console, result["notes"])
@@ -153,7 +157,9 @@ def print_layouts(result: Mapping[str, Any], count: int, hardware: str) -> None:
     by_name = {each["options"]: each for each in result["layouts"]}
     if result["best"] is None:
         print_paragraph(
-            console, "  none holds a sequence of this length beside the weights", indent=4
+            console,
+            f"  none holds a sequence of this length beside the weights. {_WOULD_HELP}",
+            indent=4,
         )
     else:
         best, fastest = by_name[result["best"]], by_name[result["fastest_alone"]]

@@ -1,7 +1,7 @@
 """What limits a model on a machine and what each change would gain, in numbers and sentences."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log
 
@@ -12,7 +12,7 @@ from ridgeline.roofline.features import main_weight
 from ridgeline.roofline.memory import MemoryFit
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.predict import Bound, StepPredictor
-from ridgeline.roofline.price import op_costs, pass_work
+from ridgeline.roofline.price import OpCost, op_costs, pass_work
 from ridgeline.roofline.speculation import speculation_gain
 from ridgeline.roofline.work import Work
 
@@ -26,8 +26,9 @@ _LARGER = 8  # times the batch
 class RooflinePoint:
     """One forward pass in the roofline: FLOPs per byte, and FLOP/s that it is predicted to reach.
 
-    ``roof_flops_per_s`` is what the roof allows at that intensity; ``gap`` is how many times slower
-    than the roof the prediction is.
+    ``roof_flops_per_s`` is what the roof allows its ops, one after the other, each at its own
+    intensity: less than at the intensity of the whole. ``gap`` is how many times slower than that
+    the prediction is.
     """
 
     name: str
@@ -111,7 +112,7 @@ def _point(predictor: StepPredictor, name: str, batch: BatchShape, phase: str) -
         context=int(batch.stops.max()),
         intensity=work.intensity,
         flops_per_s=work.flops / seconds,
-        roof_flops_per_s=work.flops / _roof_seconds(predictor, work),
+        roof_flops_per_s=work.flops / sum(max(both) for _, *both in _op_roofs(predictor, batch)),
         seconds=seconds,
         low_s=interval.low_s,
         high_s=interval.high_s,
@@ -127,6 +128,19 @@ def _roof_seconds(predictor: StepPredictor, work: Work) -> float:
     )
 
 
+def _op_roofs(predictor: StepPredictor, batch: BatchShape) -> Iterator[tuple[OpCost, float, float]]:
+    """Of each op of a forward pass: the roof's seconds of its arithmetic, and of its bytes."""
+    model, ceilings = predictor.models[ModelRole.TARGET], predictor.calibration.ceilings
+    rate = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
+    for cost in op_costs(model, batch):
+        peak = ceilings.peak_flops(model.product_format(main_weight(cost.op)))
+        yield (
+            cost,
+            cost.work.flops / peak * cost.count,
+            cost.work.num_bytes / rate * cost.count,
+        )
+
+
 def product_peak(model: PricedModel, calibration: Calibration) -> float:
     """The arithmetic peak of the format that most of the model's products run in."""
     return calibration.ceilings.peak_flops(model.main_product_format)
@@ -134,14 +148,9 @@ def product_peak(model: PricedModel, calibration: Calibration) -> float:
 
 def ops(predictor: StepPredictor, batch: BatchShape) -> list[OpPoint]:
     """A forward pass by op, the slowest first."""
-    model, ceilings = predictor.models[ModelRole.TARGET], predictor.calibration.ceilings
-    rate = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
     rows: dict[str, tuple[int, float, float, float, float]] = {}
-    for cost in op_costs(model, batch):
+    for cost, compute, moving in _op_roofs(predictor, batch):
         name = type(cost.op).__name__
-        peak = ceilings.peak_flops(model.product_format(main_weight(cost.op)))
-        compute = cost.work.flops / peak * cost.count
-        moving = cost.work.num_bytes / rate * cost.count
         count, flops, size, compute_s, moving_s = rows.get(name, (0, 0.0, 0.0, 0.0, 0.0))
         rows[name] = (
             count + cost.count,
@@ -295,6 +304,15 @@ def sentences(predictor: StepPredictor, found: Sequence[RooflinePoint]) -> list[
                 f"{first.name} has {first.intensity:.1f} FLOPs per byte and is bound by "
                 f"{first.bound}; it is predicted to be {first.gap:.1f} times slower than the roof."
             )
+    beyond = (p for p in found if p.bound is Bound.MEMORY and p.intensity > memory)
+    if (point := next(beyond, None)) is not None:
+        each = ops(predictor, decode_batch(point.tokens, point.context))
+        slow = next((op for op in each if op.bound is Bound.MEMORY), each[0])
+        lines.append(
+            f"{point.name} has {point.intensity:.1f} FLOPs per byte, beyond the ridge, and most of "
+            "its predicted seconds still go to memory: ops run one after the other, and "
+            f"{slow.name} has {slow.intensity:.1f}."
+        )
     context, longest = crossover_context(model, 1), model.spec.max_position
     lines.append(
         f"One sequence never reads more K and V than weights: its context ends at {longest:,} "
