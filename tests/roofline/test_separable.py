@@ -1,12 +1,14 @@
 """The price that is put together from its parts is the price."""
 
 import random
+import tracemalloc
 
 import pytest
 from tests.planning.questions import CATALOGUE, model
 
 from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, StepPlan
 from ridgeline.planning import catalogue_machine
+from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.predict import StepPredictor
 from ridgeline.roofline.separable import SeparablePredictor
 
@@ -37,3 +39,16 @@ def test_seconds_are_those_of_the_whole(name):
     whole, parts = StepPredictor(models, calibration), SeparablePredictor(models, calibration)
     for plan in plans(60):
         assert parts.seconds(plan) == pytest.approx(whole.seconds(plan), rel=1e-9)
+
+
+def test_what_is_kept_of_prices_takes_little_memory():
+    """A server meets thousands of shapes of steps in hours, and has room for no more in minutes."""
+    predictor = StepPredictor(
+        {ModelRole.TARGET: model("qwen2.5-0.5b")}, catalogue_machine(CATALOGUE, "l4").calibration
+    )
+    tracemalloc.start()
+    for tokens in range(1, 1500):
+        predictor.batch_seconds(make_batch([(0, tokens)]))
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 2.5 * 2**20

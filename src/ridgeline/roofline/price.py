@@ -24,7 +24,7 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
-_MEMO_SIZE = 10_000
+_MEMO_SIZE = 1_000  # about 2 MB
 
 
 def phase_of(segment: Segment) -> Phase:
