@@ -78,6 +78,32 @@ def test_outputs_serve_others_of_their_namespace_only():
     assert drafter.propose(2, 3) == drafter.propose(3, 3) == Draft()
 
 
+@pytest.mark.parametrize(
+    "make", [NgramDrafter, SuffixDrafter, lambda: FirstOf([NgramDrafter(), SuffixDrafter()])]
+)
+def test_what_the_caller_expects_is_proposed_for_as_long_as_it_comes(make):
+    drafter = make()
+    drafter.start(0, [9, 1, 2], "a")
+    drafter.expect(0, [9, 1, 2, 5, 6, 7, 8])
+    assert drafter.propose(0, 3).token_ids == (5, 6, 7)
+    drafter.extend(0, [5, 6])
+    assert drafter.propose(0, 9).token_ids == (7, 8)  # and not beyond its end
+    drafter.extend(0, [3, 4])
+    assert drafter.propose(0, 3) == Draft()  # another output than was expected
+    drafter.extend(0, [6, 7])
+    assert drafter.propose(0, 3).token_ids == (8,)  # found again
+    drafter.finish(0)
+    drafter.start(0, [9, 1, 2], "b")
+    assert drafter.propose(0, 3) == Draft()
+
+
+@pytest.mark.parametrize("drafter", [NgramDrafter(is_tree=True), SuffixDrafter(is_tree=True)])
+def test_trees_have_what_the_caller_expects(drafter):
+    drafter.start(0, [1, 2, 3, 1, 2], "a")
+    drafter.expect(0, [3, 1, 2, 5, 6])
+    assert {3, 5} <= set(drafter.propose(0, 8).token_ids)
+
+
 def test_the_memory_of_outputs_is_bounded():
     drafter, rng = SuffixDrafter(max_tokens=1000), random.Random(0)
     for number in range(300):

@@ -246,6 +246,13 @@ class Drafter(Protocol):
         What it says may serve as drafts of others in its ``namespace``; ``None`` keeps it alone.
         """
 
+    def expect(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The caller expects these tokens in the output; the last of its prompt come before them.
+
+        Called after `start`; a drafter that makes nothing of it leaves it alone.
+        """
+        return
+
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         """The sequence went on with these tokens (accepted ones, not proposals)."""
 

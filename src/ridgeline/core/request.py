@@ -41,6 +41,8 @@ class Request:
     ``output_token_ids`` are the first tokens of its output, made by an engine before this one: the
     request has one sample, number ``first_sample`` of what was asked, and goes on as if it had made
     them itself. ``params`` count them (``max_tokens``, penalties, the grammar).
+
+    ``expected_token_ids`` are drafts: an output that the caller expects in whole or in part.
     """
 
     request_id: int
@@ -49,6 +51,7 @@ class Request:
     seed: int
     output_token_ids: tuple[int, ...] = ()
     first_sample: int = 0
+    expected_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     adapter: int = 0
     wants_logits: bool = False
@@ -74,8 +77,8 @@ class GenerateRequest:
     ``request_id`` is the caller's own, unique among the requests in progress. ``prompt`` is text or
     token ids; ``adapter`` the name of a LoRA adapter. Only requests of one ``cache_salt`` reuse
     each other's prefixes. A lower ``priority`` runs first. ``deadline_s`` and ``arrival_s`` are on
-    the ``time.monotonic`` clock. ``seed`` is that of ``params`` without one. ``output_token_ids``
-    and ``first_sample`` are as in `Request`; chunks have what comes after those tokens.
+    the ``time.monotonic`` clock. ``seed`` is that of ``params`` without one. ``output_token_ids``,
+    ``first_sample`` and ``expected_token_ids`` are as in `Request`; chunks have what comes after.
     """
 
     request_id: str
@@ -84,6 +87,7 @@ class GenerateRequest:
     seed: int | None = None
     output_token_ids: tuple[int, ...] = ()
     first_sample: int = 0
+    expected_token_ids: tuple[int, ...] = ()
     adapter: str | None = None
     cache_salt: str = ""
     tenant: str = ""

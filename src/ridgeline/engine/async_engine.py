@@ -118,6 +118,7 @@ class AsyncEngine(EngineClient):
             seed=wanted.seed,
             output_token_ids=wanted.output_token_ids,
             first_sample=wanted.first_sample,
+            expected_token_ids=wanted.expected_token_ids,
         )
         stream = self._open(wanted.request_id, request, wanted.cache_salt)
         try:

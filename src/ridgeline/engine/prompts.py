@@ -75,6 +75,7 @@ def check_token_ids(
     token_ids: Sequence[int],
     params: SamplingParams,
     output_token_ids: Sequence[int] = (),
+    expected_token_ids: Sequence[int] = (),
     *,
     vocab_size: int,
 ) -> None:
@@ -88,6 +89,7 @@ def check_token_ids(
     for what, ids in (
         ("prompt", token_ids),
         ("output", output_token_ids),
+        ("prediction", expected_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", params.logit_bias),
     ):

@@ -57,11 +57,12 @@ class RequestFactory:
         seed: int | None = None,
         output_token_ids: Sequence[int] = (),
         first_sample: int = 0,
+        expected_token_ids: Sequence[int] = (),
     ) -> Request:
         """A request with the next number.
 
         ``wants_pooled``: instead of text, what the model makes of hidden states. ``seed``,
-        ``output_token_ids`` and ``first_sample``: see `GenerateRequest`.
+        ``output_token_ids``, ``first_sample`` and ``expected_token_ids``: see `GenerateRequest`.
 
         Raises:
             InvalidRequestError: a token id or the adapter does not exist, seed cannot hold, or the
@@ -71,7 +72,9 @@ class RequestFactory:
         """
         info = self._info
         vocab_size = info.spec.vocab_size
-        check_token_ids(token_ids, params, output_token_ids, vocab_size=vocab_size)
+        check_token_ids(
+            token_ids, params, output_token_ids, expected_token_ids, vocab_size=vocab_size
+        )
         if params.stop and info.tokenizer is None:
             raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
         is_drawn = params.seed is not None and not params.is_greedy
@@ -112,6 +115,7 @@ class RequestFactory:
             seed=seed,
             output_token_ids=tuple(output_token_ids),
             first_sample=first_sample,
+            expected_token_ids=tuple(expected_token_ids),
             eos_token_ids=eos,
             adapter=slot,
             wants_logits=wants_logits,

@@ -36,6 +36,7 @@ MAX_FORCED_TOKENS = 32
 CHEAP_MASK_S = 0.0005
 COSTLY_MASKS_S = 0.004  # of a step, for all masks that are not cheap
 _NO_DRAFT = Draft()
+_LEADING_TOKENS = 2  # of the prompt, where an expected output begins: more is no sign of it
 _TO_COME = -1  # stands for the draft model's proposals until its pass has a place in the plan
 
 
@@ -149,6 +150,9 @@ class Speculation:
             self.drafter.start(
                 slot, sequence.token_ids, request.draft_namespace, tenant=request.tenant, draw=draw
             )
+            if request.expected_token_ids:
+                before = request.prompt_token_ids[-_LEADING_TOKENS:]
+                self.drafter.expect(slot, (*before, *request.expected_token_ids))
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence loses its slot."""

@@ -20,9 +20,9 @@ from ridgeline.server.conversation import ChatInput, explain_tools
 from ridgeline.server.forced_calls import forced_call
 from ridgeline.server.generation import Job, generate, priority_of
 from ridgeline.server.output_formats import FormatSchema, refused_format, wanted_format
-from ridgeline.server.prompts import check_room, render, tokenize, truncate
+from ridgeline.server.prompts import check_room, expected_tokens, render, tokenize, truncate
 from ridgeline.server.sampling import deadline_s, sampling_params
-from ridgeline.server.schemas.generation import Generation, Retraction
+from ridgeline.server.schemas.generation import Generation, PredictedOutput, Retraction
 from ridgeline.server.semantic.answers import UserQuestion, question_of
 from ridgeline.text.output import (
     Content,
@@ -193,6 +193,7 @@ async def prepare_answer(
     format_schema: FormatSchema | None = None,
     add_special_tokens: bool = False,
     beams: BeamParams | None = None,
+    prediction: PredictedOutput | None = None,
     **settings: Any,
 ) -> AnswerJob:
     """Admit and check a request and render its prompt; ``settings`` go to the sampling parameters.
@@ -262,6 +263,7 @@ async def prepare_answer(
         format_fields=format_fields,
         beams=beams,
         question=_question(call, conversation, params),
+        expected_token_ids=await expected_tokens(server, prediction),
     )
     schemas = {tool.name: tool.parameters or {} for tool in tools}
 

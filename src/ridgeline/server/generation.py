@@ -54,6 +54,7 @@ class Job:
     ``format_fields``: those of the request from which the grammar of the output was made.
     ``question``: what is asked, of one prompt with one plain answer, for which a similar one's may
     stand in. ``beams``: look for the likeliest ``params.n`` outputs, rather than draw them.
+    ``expected_token_ids``: of an output that the caller expects.
     """
 
     call: Call
@@ -66,6 +67,7 @@ class Job:
     format_fields: tuple[str, ...] = ()
     beams: BeamParams | None = None
     question: UserQuestion | None = None
+    expected_token_ids: tuple[int, ...] = ()
 
     @property
     def state(self) -> StreamState | None:
@@ -291,6 +293,7 @@ async def _one(
         seed=seed,
         output_token_ids=output,
         first_sample=first_sample,
+        expected_token_ids=job.expected_token_ids,
         adapter=job.adapter,
         cache_salt=salt_of(call.caller.tenant, job.cache_salt),
         tenant=call.caller.tenant,

@@ -9,6 +9,7 @@ from ridgeline.engine.prompts import check_length
 from ridgeline.server.context import Server
 from ridgeline.server.errors import bad_request, named_field
 from ridgeline.server.schemas.completions import MAX_PROMPTS
+from ridgeline.server.schemas.generation import PredictedOutput
 
 _SHORT_TEXT_CHARS = 2048  # tokenized in the time that a thread takes to start
 RawPrompt = str | list[int]
@@ -41,6 +42,16 @@ def count_prompts(value: str | list[Any]) -> int:
 
 def _is_token_id(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_TOKENS
+
+
+async def expected_tokens(server: Server, prediction: PredictedOutput | None) -> tuple[int, ...]:
+    """Token ids of the output that a request predicts, as far as a context is long."""
+    if prediction is None or not prediction.text:
+        return ()
+    (ids,) = await tokenize(
+        server, prediction.text, add_special_tokens=False, param="prediction", is_cut=True
+    )
+    return ids[: server.engine.config.max_model_len]
 
 
 async def tokenize(

@@ -83,6 +83,9 @@ class AdaptiveDrafter(Drafter):
             Acceptance(self._max_tokens, self._all_model),
         )
 
+    def expect(self, slot: int, token_ids: Sequence[int]) -> None:
+        self._lookup.expect(slot, token_ids)
+
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         self._lookup.extend(slot, token_ids)
 

@@ -24,6 +24,10 @@ class FirstOf(Drafter):
         for drafter in self._drafters:
             drafter.start(slot, token_ids, namespace, tenant=tenant, draw=draw)
 
+    def expect(self, slot: int, token_ids: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.expect(slot, token_ids)
+
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         for drafter in self._drafters:
             drafter.extend(slot, token_ids)

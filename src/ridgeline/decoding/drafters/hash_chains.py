@@ -73,6 +73,16 @@ class HashChains:
         following = self.following(match, count)
         return tuple(following[i % len(following)] for i in range(count)) if following else ()
 
+    def best_following(self, others: Sequence["HashChains"], count: int) -> tuple[int, ...]:
+        """Up to ``count`` tokens after the longest match of this text's end: in itself, or in one
+        of other texts, which end."""
+        own, end = self.find_own_end(), self.tokens[-MAX_MATCH:]
+        found = [(each.find(end), each) for each in others]
+        match, text = max(found, key=lambda pair: pair[0].length, default=(NO_MATCH, self))
+        if match.length <= own.length:
+            return self.continuation(own, count)
+        return text.following(match, count)
+
     def _enter(self) -> None:
         """Enter the tokens that came since the last call."""
         tokens, before, last = self.tokens, self._before, self._last

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, TokenDraw
-from ridgeline.decoding.drafters.hash_chains import KEY_TOKENS, MAX_MATCH, NO_MATCH, HashChains
+from ridgeline.decoding.drafters.hash_chains import KEY_TOKENS, MAX_MATCH, HashChains
 from ridgeline.decoding.drafters.lookup_tree import continuations, lookup_tree
 
 DEFAULT_MAX_TOKENS = 1 << 18  # about 40 MB
@@ -36,7 +36,8 @@ class _Memory:
 
 
 class SuffixDrafter(Drafter):
-    """Looks in the sequence's own text and in the outputs of its namespace, and takes the longer.
+    """Looks in the sequence's own text, in what its caller expects of it, and in the outputs of its
+    namespace, and takes the longest.
 
     Memory is bounded: ``max_tokens`` of outputs over all namespaces. The least recently used
     namespace goes first, and the last that is left forgets its older half. ``is_tree``: it proposes
@@ -49,6 +50,7 @@ class SuffixDrafter(Drafter):
         self._draws: dict[int, TokenDraw] = {}
         self._texts: dict[int, HashChains] = {}
         self._new: dict[int, _Output] = {}
+        self._expected: dict[int, HashChains] = {}
         self._memories: OrderedDict[str, _Memory] = OrderedDict()
         self._num_remembered = 0
 
@@ -70,6 +72,10 @@ class SuffixDrafter(Drafter):
         self._texts[slot].extend(token_ids)
         self._new[slot] = _Output(namespace, tenant, array("q"))
 
+    def expect(self, slot: int, token_ids: Sequence[int]) -> None:
+        self._expected[slot] = expected = HashChains()
+        expected.extend([*token_ids, _END])
+
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         self._texts[slot].extend(token_ids)
         self._new[slot].tokens.extend(token_ids)
@@ -77,24 +83,22 @@ class SuffixDrafter(Drafter):
     def propose(self, slot: int, max_tokens: int) -> Draft:
         text, namespace = self._texts[slot], self._new[slot].namespace
         memory = self._memories.get(namespace) if namespace is not None else None
+        others = [self._expected[slot]] if slot in self._expected else []
+        others += [memory.text] if memory is not None else []
         if self._is_tree:
             found = continuations(text, text.own_ends())
-            if memory is not None:
-                matches = memory.text.ends_of(text.tokens[-MAX_MATCH:])
-                found += continuations(memory.text, matches, end=_END)
+            for other in others:
+                found += continuations(other, other.ends_of(text.tokens[-MAX_MATCH:]), end=_END)
             return lookup_tree(
                 found, position=len(text), num_nodes=max_tokens, draw=self._draws[slot]
             )
-        own = text.find_own_end()
-        other = memory.text.find(text.tokens[-MAX_MATCH:]) if memory is not None else NO_MATCH
-        if memory is None or other.length <= own.length:
-            return Draft(token_ids=text.continuation(own, max_tokens))
-        following = memory.text.following(other, max_tokens)
+        following = text.best_following(others, max_tokens)
         count = following.index(_END) if _END in following else len(following)
         return Draft(token_ids=following[:count])
 
     def finish(self, slot: int) -> None:
         del self._texts[slot], self._draws[slot]
+        self._expected.pop(slot, None)
         output = self._new.pop(slot)
         namespace, tokens = output.namespace, output.tokens
         if namespace is None or len(tokens) <= KEY_TOKENS:  # nothing would follow a match

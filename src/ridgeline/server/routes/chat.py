@@ -64,6 +64,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
         limit_name=limit_name(request),
         add_special_tokens=bool(request.add_special_tokens),
         beams=beam_params(call.server, request, max_tokens=max_tokens, logprobs=logprobs),
+        prediction=request.prediction,
         n=request.n,
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,

@@ -24,7 +24,14 @@ from ridgeline.server.generation import (
 )
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from ridgeline.server.output_formats import wanted_format
-from ridgeline.server.prompts import check_room, count_prompts, split_prompts, tokenize, truncate
+from ridgeline.server.prompts import (
+    check_room,
+    count_prompts,
+    expected_tokens,
+    split_prompts,
+    tokenize,
+    truncate,
+)
 from ridgeline.server.replies import DONE, EventStream, Reply, event
 from ridgeline.server.sampling import (
     check_stream_options,
@@ -127,6 +134,7 @@ async def prepare_completion(
         deadline_s=deadline_s(server, request),
         format_fields=() if wanted is None else (wanted.field,),
         beams=beams,
+        expected_token_ids=await expected_tokens(server, request.prediction),
     )
     return model, job
 

@@ -108,14 +108,35 @@ class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
 
 
+class PredictedPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A part of a predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictedOutput(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the output will be like, for OpenAI's predicted outputs."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(each.text for each in parts)
+
+
 class OpenAIGeneration(Generation, kw_only=True):
     """What completions and chat share beyond that.
 
-    ``use_beam_search``: the outputs are the ``n`` best beams.
+    ``use_beam_search``: the outputs are the ``n`` best beams. ``prediction`` is a draft of the
+    output, for engines that look for drafts; it changes no output.
 
     Inert, because SDKs send them: ``user``, ``metadata``, ``store``, ``service_tier``,
     ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_options``,
-    ``prompt_cache_retention``, ``prediction``; because clients of peers do: ``request_id``,
+    ``prompt_cache_retention``; because clients of peers do: ``request_id``,
     ``guided_decoding_backend``, ``spaces_between_special_tokens`` (vLLM), ``cache_prompt``,
     ``id_slot``, ``timings_per_token`` (llama.cpp), ``keep_alive`` (Ollama), ``ttl`` (LM Studio).
     ``repeat_penalty`` and ``n_predict`` are llama.cpp's words for ``repetition_penalty`` and
@@ -139,7 +160,7 @@ class OpenAIGeneration(Generation, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
-    prediction: dict[str, Any] | None = None
+    prediction: PredictedOutput | None = None
     request_id: str | None = None
     guided_decoding_backend: str | None = None
     spaces_between_special_tokens: bool | None = None
