@@ -22,23 +22,38 @@ def fim_token_ids(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
     Raises:
         ApiError: the tokenizer has no tokens for it.
     """
+    form = _form(tokenizer)
+    if not form:
+        raise bad_request(
+            "suffix: this model cannot fill in the middle, since its tokenizer has no tokens for "
+            "it.",
+            "suffix",
+        )
+    texts = {"Prompt": prefix, "Suffix": suffix}
+    ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    for mark, name in form:
+        token = tokenizer.token_to_id(mark)
+        assert token is not None
+        ids.append(token)
+        if text := texts.get(name):
+            ids += tokenizer.encode(text, False)
+    return ids
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, False) if text else []
 
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    for marks in _MARKS:
-        ids = [tokenizer.token_to_id(mark) for mark in marks]
-        if None not in ids:
-            before, after, middle = (each for each in ids if each is not None)
-            return [*start, before, *encode(prefix), after, *encode(suffix), middle]
-    first, second = (tokenizer.token_to_id(mark) for mark in _SUFFIX_FIRST)
-    if first is not None and second is not None:
-        return [*start, first, *encode(suffix), second, *encode(prefix)]
-    raise bad_request(
-        "suffix: this model cannot fill in the middle, since its tokenizer has no tokens for it.",
-        "suffix",
-    )
+def fim_template(tokenizer: Tokenizer) -> str:
+    """The prompt as Ollama's templates write it, by whose ``.Suffix`` its clients know a model that
+    fills in the middle; empty if this one does not."""
+    return "".join(mark + (f"{{{{ .{name} }}}}" if name else "") for mark, name in _form(tokenizer))
+
+
+def _form(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
+    """Each mark and which text follows it, of the first family whose marks are all tokens."""
+    for before, after, middle in _MARKS:
+        form: tuple[tuple[str, str], ...] = ((before, "Prompt"), (after, "Suffix"), (middle, ""))
+        if all(tokenizer.token_to_id(mark) is not None for mark, _ in form):
+            return form
+    form = tuple(zip(_SUFFIX_FIRST, ("Suffix", "Prompt"), strict=True))
+    return form if all(tokenizer.token_to_id(mark) is not None for mark, _ in form) else ()
 
 
 async def fim_prompt(server: Server, prefix: str, suffix: str) -> list[int]:

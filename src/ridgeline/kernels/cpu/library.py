@@ -23,7 +23,7 @@ class NativeLibraryError(MachineError):
 
 def available_levels() -> tuple[str, ...]:
     """The levels that are built and that this machine runs, the newest last."""
-    detect = ctypes.CDLL(str(_path("detect"))).ridgeline_runs_level
+    detect = _function(_open("detect"), "ridgeline_runs_level")
     return tuple(
         level for number, level in enumerate(LEVELS) if detect(number) and _find(level) is not None
     )
@@ -43,7 +43,7 @@ def chosen_level() -> str:
     forced = os.environ.get(LEVEL_VARIABLE)
     if forced:
         return _runnable(forced)
-    prefers = ctypes.CDLL(str(_path("detect"))).ridgeline_prefers_level
+    prefers = _function(_open("detect"), "ridgeline_prefers_level")
     return [level for level in available_levels() if prefers(LEVELS.index(level))][-1]
 
 
@@ -64,14 +64,14 @@ def load_library(level: str | None = None) -> ctypes.CDLL:
         NativeLibraryError: they are not built, or the machine does not run that level.
     """
     level = _runnable(level) if level else chosen_level()
-    library = ctypes.CDLL(str(_path(level)))
+    library = _open(level)
+    if _function(library, "rl_abi_version")() != ABI_VERSION:
+        raise _of_another_version()
     for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(library, name)
+        function = _function(library, name)
         function.restype, function.argtypes = result, arguments
         if name in RAISING:
             function.errcheck = _unless_out_of_memory
-    if library.rl_abi_version() != ABI_VERSION:
-        raise NativeLibraryError("The CPU kernels are of another version; install Ridgeline again.")
     return library
 
 
@@ -82,6 +82,27 @@ def _runnable(level: str) -> str:
             f"{', '.join(available_levels())}."
         )
     return level
+
+
+def _open(level: str) -> ctypes.CDLL:
+    path = _path(level)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # of another architecture, or cut short
+        raise NativeLibraryError(
+            f"The CPU kernels cannot be loaded; install Ridgeline again. ({error})"
+        ) from error
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    try:
+        return getattr(library, name)
+    except AttributeError as error:
+        raise _of_another_version() from error
+
+
+def _of_another_version() -> NativeLibraryError:
+    return NativeLibraryError("The CPU kernels are of another version; install Ridgeline again.")
 
 
 def _unless_out_of_memory(result: int, function: Any, _arguments: Any) -> int:

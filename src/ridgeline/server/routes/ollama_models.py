@@ -11,7 +11,7 @@ from ridgeline.core.errors import RidgelineError
 from ridgeline.server.context import Call, Server
 from ridgeline.server.downloads import Download, download_error
 from ridgeline.server.errors import ApiError, bad_request
-from ridgeline.server.fim import fim_token_ids
+from ridgeline.server.fim import fim_template
 from ridgeline.server.pool.choice import LATEST_TAG
 from ridgeline.server.replies import EventStream, Reply, json_lines
 from ridgeline.server.routes.ollama import model_of
@@ -73,7 +73,8 @@ async def ollama_show(call: Call, request: OllamaShowRequest) -> Reply:
     capabilities = ["completion", "embedding"] if spec.has_head else ["embedding"]
     capabilities += ["tools"] if server.engine.chat_template is not None else []
     capabilities += ["thinking"] if server.reasoning_parser is not None else []
-    capabilities += ["insert"] if _fills_gaps(server) else []
+    gap = "" if server.engine.tokenizer is None else fim_template(server.engine.tokenizer)
+    capabilities += ["insert"] if gap else []
     card = _card(server, name)
     return Reply(
         body={
@@ -81,7 +82,7 @@ async def ollama_show(call: Call, request: OllamaShowRequest) -> Reply:
             "parameters": "\n".join(
                 f"{key} {value}" for key, value in server.engine.sampling_defaults.items()
             ),
-            "template": server.template_source,
+            "template": gap + server.template_source,
             "details": card["details"],
             "model_info": {
                 "general.architecture": family,
@@ -202,14 +203,6 @@ def _named(server: Server, name: str | None) -> str:
     if not name:
         raise bad_request("model: this field is required.", "model")
     return model_of(server, name)
-
-
-def _fills_gaps(server: Server) -> bool:
-    try:
-        fim_token_ids(server.tokenizer, "", "x")
-    except ApiError:
-        return False
-    return True
 
 
 def _card(server: Server, name: str) -> dict[str, Any]:
