@@ -16,6 +16,7 @@ from tests.reliability.process import ServeProcess
 from ridgeline.core.errors import SettingsError
 from ridgeline.fleet import serving
 from ridgeline.fleet.config import RouterConfig
+from ridgeline.fleet.replicas import OwnReplicas
 from ridgeline.fleet.router import Router
 from ridgeline.server.serving import open_listener
 from ridgeline.weights import locate_model
@@ -132,3 +133,47 @@ def test_the_engine_that_keeps_files_stays_and_none_is_there_twice(tmp_path):
         asyncio.run(router.add_engine(url + "/"))
     with pytest.raises(SettingsError, match="there twice"):
         Router(RouterConfig(engine=(url, url)))
+
+
+class MovingReplica:
+    """A replica that runs on at another address whenever it is told to."""
+
+    def __init__(self):
+        self.url, self.is_ended, self._number = "", False, 0
+
+    async def start(self):
+        self._number += 1
+        self.url = f"http://127.0.0.1:{self._number}"
+        return self.url
+
+    def keep(self, moved):
+        self._moved = moved
+
+    async def move(self):
+        before, _ = self.url, await self.start()
+        await self._moved(before, self.url)
+
+    async def end(self):
+        self.is_ended = True
+
+
+def test_a_replica_that_moves_while_it_leaves_is_ended_where_it_is():
+    async def main():
+        first, moving = MovingReplica(), MovingReplica()
+        first._number = 100
+        replicas = OwnReplicas([first, moving])
+        urls = [await replicas.start() for _ in range(2)]
+        router = replicas.router = Router(RouterConfig(engine=tuple(urls)))
+        await moving.move()  # it stays: the router goes along
+        assert [each.pool.url for each in router.engines] == [first.url, moving.url]
+        leaving = router.engines[1]
+        leaving.leave()
+        await moving.move()
+        assert leaving in router.engines  # and no other has come
+        await router.retire(leaving, drain_s=0.0)
+        await replicas.end(leaving.pool.url)
+        assert (first.is_ended, moving.is_ended) == (False, True)
+        assert await replicas.start()  # its place is free
+        await router.close()
+
+    asyncio.run(main())

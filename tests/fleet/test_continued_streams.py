@@ -3,6 +3,7 @@
 The servers are one here: that nothing else of it is used is what `test_router` shows.
 """
 
+import hashlib
 import json
 import re
 
@@ -120,6 +121,29 @@ def test_a_stream_is_handed_over_once_every_output_has_begun(http, name):
     state = encode(log.state())
     rest = events(http, path, state + body, HEADERS | {STATE_BYTES: str(len(state)).encode()})
     assert without_identity(read(given + shown(rest))) == expected
+
+
+def test_a_prompt_counts_towards_a_keys_limit_where_its_stream_began(
+    roomy_folder, tmp_path, key_file
+):
+    keys = tmp_path / "keys.toml"
+    digest = hashlib.sha256(b"a").hexdigest()
+    keys.write_text(f'[[key]]\nname = "a"\nsha256 = "{digest}"\ninput_tokens_per_minute = 3\n')
+    path, body = "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "stream": True}
+    settings = {"router_key_file": str(key_file), "api_key_file": str(keys)}
+    with (
+        running(roomy_folder, data_dir=tmp_path / "data", **settings) as server,
+        server.client(headers={"authorization": "Bearer a"}) as http,
+    ):
+        asked = json.dumps(body | {"ignore_eos": True}).encode()
+        whole = events(http, path, asked)
+        assert http.post(path, content=asked, headers=HEADERS).status_code == 429
+        log = StreamLog()
+        given = b"".join(log.take(each) for each in whole[:2])
+        state = encode(log.state())
+        sizes = {STATE_BYTES: str(len(state)).encode()}
+        rest = events(http, path, state + asked, HEADERS | sizes)
+        assert read(given + shown(rest)) == read(shown(whole))
 
 
 def test_what_ends_with_its_first_token_is_not_handed_over(http):

@@ -18,7 +18,7 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.fleet import serving
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.router import Router
-from ridgeline.server.continuation import HANDED_OVER, MARK
+from ridgeline.server.continuation import HANDED_OVER, MARK, ROUTER_KEY, router_token
 from ridgeline.server.serving import open_listener
 
 STATE = (
@@ -86,10 +86,15 @@ def routed(tmp_path, *scripts, models=None, **settings):
         ]
         urls = [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers]
         config = RouterConfig(
-            engine=tuple(urls),
             policy="round-robin",
             port=0,
-            **{"router_key_file": str(key_file), "recover_s": 0.3, "drain_s": 0.1} | settings,
+            **{
+                "engine": tuple(urls),
+                "router_key_file": str(key_file),
+                "recover_s": 0.3,
+                "drain_s": 0.1,
+            }
+            | settings,
         )
         with closing(open_listener(config)) as listener:
             holder["router"] = Router(config)
@@ -226,6 +231,19 @@ def test_the_routers_own_headers_are_its_own(tmp_path):
         assert client.post("/v1/completions", content=b"x" * (2 << 20)).status_code in (200, 413)
     assert b"state-bytes" not in seen[0][0]
     assert b"guess" not in seen[0][0]
+
+
+def test_engines_come_by_the_routers_own_key_where_none_is_up(tmp_path):
+    with routed(tmp_path, [answer(200)], engine=("http://127.0.0.1:9",)) as (client, _):
+        assert client.get("/admin/engines").status_code == 503
+        wrong = {ROUTER_KEY: router_token(bytes(32))}
+        assert client.get("/admin/engines", headers=wrong).status_code == 503
+        shown = {ROUTER_KEY: router_token(KEY)}
+        assert client.get("/admin/engines", headers=shown).json()["engines"][0]["up"] is False
+        assert (
+            client.post("/admin/engines", headers=shown, json={"url": "http://x/y"}).status_code
+            == 400
+        )
 
 
 def test_headers_of_one_connection_are_not_passed_on(tmp_path):

@@ -86,6 +86,20 @@ def test_a_forecast_looks_ahead_of_a_ramp():
     assert now < forecast.expected(600.0).p50_rps < now + 1
 
 
+def test_a_forecast_looks_as_far_as_a_start_takes_by_now():
+    forecasts = [ArrivalForecast(0.0, ahead_s=20.0) for _ in range(2)]
+    for second in range(600):
+        for _ in range(round(1 + second / 120)):
+            for each in forecasts:
+                each.note(float(second), 100, 10)
+    forecasts[1].look_ahead(120.0)
+    near, far = (each.expected(600.0).p50_rps for each in forecasts)
+    assert far > near  # on a ramp
+    for each in forecasts:
+        each.look_ahead(20.0)
+    assert forecasts[0].expected(600.0) == forecasts[1].expected(600.0)
+
+
 def test_the_fleet_grows_to_the_fewest_that_keep_the_limits():
     decision = policy().decide(0.0, [replica()], expected(80.0))
     fewest = decision.wanted

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hmac
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from ridgeline.fleet.forwarding import MOST_WHOLE_BYTES, Client, Forwarding
 from ridgeline.fleet.request_log import RecordedClient, RequestLog
 from ridgeline.fleet.requests import GENERATING, RoutedRequest
 from ridgeline.server.body import ClientDisconnectedError, declared_length, read_body
+from ridgeline.server.continuation import ROUTER_KEY
 from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.ids import new_id
 from ridgeline.server.replies import encode
@@ -175,8 +177,12 @@ class RouterApp:
     async def _may(
         self, path: str, request: RoutedRequest, client: Client, receive: Receive
     ) -> bool:
-        """Whether an engine lets the caller read what lies there: the router knows no keys. If not,
-        the client has heard so."""
+        """Whether an engine lets the caller read what lies there: the router knows no keys but that
+        which it shares with the engines. If not, the client has heard so."""
+        token = self._router.token
+        shown = dict(request.headers).get(ROUTER_KEY, b"")
+        if token is not None and hmac.compare_digest(shown, token):
+            return True
         asking = Asking()
         asked = RoutedRequest(
             method="GET", path=path, target=path.encode(), headers=request.headers, body=b""

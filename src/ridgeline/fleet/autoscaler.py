@@ -153,6 +153,7 @@ class Autoscaler:
         if not self._pace.is_known and not any(map(_is_priced, control.staying)):
             return
         self._policy.start_s = control.start_s
+        self._forecast.look_ahead(self._policy.ahead_s)
         loads, expected = self._loads(now_s), self._forecast.expected(now_s)
         decision = await asyncio.to_thread(self._policy.decide, now_s, loads, expected)
         self._last = decision

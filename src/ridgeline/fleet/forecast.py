@@ -50,6 +50,14 @@ class ArrivalForecast:
         self._prompts: deque[int] = deque(maxlen=_LENGTHS)
         self._outputs: deque[int] = deque(maxlen=_LENGTHS)
 
+    def look_ahead(self, seconds: float) -> None:
+        """From now on so far; what came of forecasts of other seconds stays known."""
+        ahead = max(1, round(seconds / INTERVAL_S))
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._counts = deque(self._counts, maxlen=ahead)
+            self._expected = deque(maxlen=ahead + 1)
+
     def note(self, now_s: float, prompt_tokens: int, output_tokens: int) -> None:
         """A request comes; ``output_tokens`` of it are expected."""
         self._close_intervals(now_s)

@@ -185,6 +185,7 @@ class OwnReplicas:
         self._all = tuple(replicas)
         self._free = list(enumerate(replicas))  # the first of these goes first
         self._running: list[tuple[int, ReplicaProcess]] = []
+        self._moved_to: dict[str, str] = {}
 
     async def start(self) -> str:
         """Start the first that does not run; returns its URL once it listens.
@@ -207,7 +208,9 @@ class OwnReplicas:
         return url
 
     async def end(self, url: str) -> None:
-        """Let one drain, end it, and have its place back."""
+        """Let one drain, end it wherever it is by now, and have its place back."""
+        while url in self._moved_to:
+            url = self._moved_to.pop(url)
         for each in [each for each in self._running if each[1].url == url]:
             self._running.remove(each)
             await each[1].end()
@@ -218,8 +221,12 @@ class OwnReplicas:
         await asyncio.gather(*(each.end() for each in self._all))
 
     async def _moved(self, before: str, now: str) -> None:
-        if self.router is not None:
-            await self.router.add_engine(now)
-            for engine in self.router.engines:
-                if engine.pool.url == before:
-                    await self.router.retire(engine, drain_s=0.0)
+        self._moved_to[before] = now
+        if self.router is None:
+            return
+        known = [each for each in self.router.engines if each.pool.url == before]
+        if any(each.is_leaving for each in known):  # whoever has it leave ends it
+            return
+        await self.router.add_engine(now)
+        for engine in known:
+            await self.router.retire(engine, drain_s=0.0)

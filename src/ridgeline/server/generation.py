@@ -117,7 +117,8 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
     """
     call, server = job.call, job.call.server
     with call.admission:
-        call.charge_input(sum(map(len, job.prompts)))
+        if job.state is None:  # else another engine, which began with it, has counted it
+            call.charge_input(sum(map(len, job.prompts)))
         meter = server.metrics.meter(call)
         source = _metered(job, meter)
         if server.guard is not None:
