@@ -17,6 +17,7 @@ from ridgeline import SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, EngineUnavailableError
 from ridgeline.core.request import FinishReason, GenerateRequest
+from ridgeline.engine import process_host
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.stats import EngineStatus
 
@@ -301,9 +302,31 @@ def test_a_drain_completes_what_is_in_flight(model_folder, llm, times, counted):
     asyncio.run(main())
 
 
+SLOW_IMPORTS = """
+import sys, time
+while "ridgeline.engine.process_main" in sys.orig_argv and time.process_time() < 1.6:
+    pass
+"""
+
+
+def test_a_start_that_is_slow_is_not_a_process_that_hangs(model_folder, tmp_path, monkeypatch):
+    """Before its first pulse it imports, which takes minutes of a busy machine or a slow disk."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def main():
+        engine = AsyncEngine(EngineConfig(model=str(model_folder)))
+        engine._host._patience = process_host.Patience(pulse_killed_s=1.3)
+        await engine.start()
+        os.kill(engine.worker_pid, signal.SIGSTOP)
+        await until(lambda: engine.health().status is EngineStatus.STARTING, 20)
+        await engine.shutdown()
+
+    asyncio.run(main())
+
+
 def test_a_batch_that_fills_is_not_a_stalled_engine(model_folder):
     """Dynamic batching waits for longer than a step may take, and the engine stays as it is."""
-    from ridgeline.engine import process_host
 
     async def main():
         config = settings(model_folder, batching="dynamic", batch_window_s=4.0)
@@ -325,8 +348,6 @@ def test_a_batch_that_fills_is_not_a_stalled_engine(model_folder):
 
 def test_a_long_step_is_not_a_stalled_engine():
     """A step of many seconds spends processor time, which tells it from one that hangs."""
-    from ridgeline.engine import process_host
-
     stalled_s, params = 2.0, SamplingParams(max_tokens=1)
 
     async def main():

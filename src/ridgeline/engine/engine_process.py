@@ -1,6 +1,7 @@
 """One life of the engine's process, seen from the front."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import zmq
 
 from ridgeline.core import wire
@@ -50,6 +52,12 @@ class EngineProcess:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
+
+    def cpu_s(self) -> float:
+        """Processor time that it has spent, by the system's account; 0 if it is gone."""
+        with contextlib.suppress(psutil.Error):
+            return float(sum(psutil.Process(self.pid).cpu_times()[:2]))
+        return 0.0
 
     async def start(self, config: EngineConfig) -> None:
         """Start it; `Started` or `Failed` follows among the events."""

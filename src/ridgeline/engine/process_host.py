@@ -26,8 +26,10 @@ _READY = Health(status=EngineStatus.READY)
 class Patience:
     """Seconds of silence before a process counts as stalled, and before it is ended.
 
-    ``pulse``: no sign of life at all (the process is stopped). ``step``: work, but neither a step
-    completed nor processor time spent (the process hangs; a long step spends processor time).
+    ``pulse``: no sign of life at all (the process is stopped); it is ended if it spends no
+    processor time either, as one that imports does, or after ``step_killed_s`` and
+    ``start_killed_s``. ``step``: work, but neither a step completed nor processor time spent (the
+    process hangs; a long step spends processor time).
     ``stop``: told to stop, it ends a step and what the tiers are writing (`transfers.FLUSH_S`).
     """
 
@@ -35,6 +37,7 @@ class Patience:
     pulse_killed_s: float = 30.0
     step_stalled_s: float = 20.0
     step_killed_s: float = 60.0
+    start_killed_s: float = 600.0
     stop_s: float = 5.0
     watch_s: float = 0.25
     max_failed_starts: int = 5
@@ -133,6 +136,8 @@ class ProcessHost:
         """Start a process and watch it to its end; returns its exit code."""
         self._process = process = EngineProcess(self._on_process_event)
         await process.start(self._config)
+        if self._is_stopping:  # told so while there was nothing to end
+            process.kill()
         watch = asyncio.create_task(self._watch(process))
         try:
             return await process.wait()
@@ -181,7 +186,8 @@ class ProcessHost:
         """Tell a process that is stopped or hangs from one that is busy; end it in the long run."""
         patience = self._patience
         moved_s, moved = time.monotonic(), (0, 0.0)
-        looked_s = time.monotonic()
+        looked_s = spent_at_s = time.monotonic()
+        spent_s = 0.0
         while True:
             await asyncio.sleep(patience.watch_s)
             now, pulse = time.monotonic(), process.pulse
@@ -189,11 +195,15 @@ class ProcessHost:
                 process.last_pulse_s = moved_s = now
             looked_s = now
             silent_s = now - process.last_pulse_s
+            if silent_s > patience.pulse_killed_s / 2 and process.cpu_s() > spent_s:
+                spent_s, spent_at_s = process.cpu_s(), now
             step_id, cpu_s = moved
             if not pulse.is_busy or pulse.step_id != step_id or pulse.cpu_s > cpu_s + _BUSY_S:
                 moved_s, moved = now, (pulse.step_id, pulse.cpu_s)
             stuck_s = now - moved_s if self._has_started else 0.0
-            if silent_s > patience.pulse_killed_s or stuck_s > patience.step_killed_s:
+            still_s = min(silent_s, now - spent_at_s)
+            longest_s = patience.step_killed_s if self._has_started else patience.start_killed_s
+            if still_s > patience.pulse_killed_s or max(silent_s, stuck_s) > longest_s:
                 _log.error("The engine process makes no progress; it is ended.")
                 process.kill()
                 return
