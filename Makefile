@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: demo test test-all test-changed test-clients test-emulated test-sanitized test-gpu \
+.PHONY: demo test test-all test-changed test-mutants test-clients test-emulated test-sanitized test-gpu \
   test-reliability lint docs bench-gpu bench-honesty embedded-model clean
 
 demo: $(VENV)/.installed
@@ -27,6 +27,10 @@ test-all: $(VENV)/.installed-dev lint test-sanitized
 # The 40 items of docs/reliability.md at their full counts, or ITEMS of them: item by item, hours in all.
 test-reliability: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.reliability.catalogue $(ITEMS)
+
+# Small changes of a package that no test notices (CONTRIBUTING.md); without PACKAGE, docs/mutants.md.
+test-mutants: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.mutants $(PACKAGE) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 test-clients: $(VENV)/.installed-dev
 	$(BIN)/python tests/clients/run.py

@@ -115,6 +115,16 @@ def test_intervals_cover_the_true_percentile_about_as_often_as_they_say():
     assert 0.92 <= covered / 600 <= 0.98
 
 
+@pytest.mark.parametrize(
+    ("count", "share", "ranks"),
+    [(100, 0.5, (41, 60)), (200, 0.9, (172, 189)), (40, 0.95, (36, None))],
+)
+def test_the_ranks_of_an_interval_by_hand(count, share, ranks):
+    """np ± 1.96 √(np(1−p)), both rounded up: 50 ± 9.8, 180 ± 8.32, 38 ± 2.7 of 40."""
+    interval = quantile([float(rank) for rank in range(1, count + 1)], share)
+    assert (interval.low, interval.high) == ranks
+
+
 def test_an_interval_that_the_sample_cannot_give_is_none():
     interval = quantile([1.0, 2.0, 3.0], 0.95)
     assert interval.high is None

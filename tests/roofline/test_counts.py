@@ -9,7 +9,9 @@ from tests.parity.oracle import _model
 from tests.roofline.counting import count
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_executor, tiny_model
 
+from ridgeline.core.context_ranks import LEAST_TOKENS
 from ridgeline.core.formats import float_format
+from ridgeline.core.ops import MLP, Attend, MoE, OutProject, QKVProject
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.core.weight_uses import op_weights
@@ -25,6 +27,9 @@ from ridgeline.roofline import (
     prefill_batch,
     price,
 )
+from ridgeline.roofline.batch import make_batch
+from ridgeline.roofline.op_cost import op_work
+from ridgeline.roofline.price import Phase
 from ridgeline.weights import LoRAWeights, dummy_weights
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
@@ -221,6 +226,62 @@ def test_a_tensor_parallel_rank_is_priced_as_a_narrower_model(name, batch):
     logits_bytes = 4 * batch.logit_rows * 76
     assert work.link_messages == 2 * layers + 1
     assert work.link_bytes == 2 * layers * batch.num_tokens * hidden_bytes + logits_bytes
+
+
+def test_experts_on_several_ranks_send_each_token_there_and_back():
+    """To each of its experts, and from it, but for those that this rank has."""
+    spec = describe(EXPERTS).spec
+    model = PricedModel(spec=spec, ops=lower(spec))
+    shared = replace(model, layout=ParallelLayout(tensor=2, data=2, expert=4))
+    apart = replace(model, layout=ParallelLayout(tensor=2))
+    batch = decode_batch(3, 40)
+    work, summed = pass_work(shared, batch), pass_work(apart, batch)
+    ops = [op for op in model.ops if isinstance(op, MoE)]
+    hidden_bytes = 3 * 2 * spec.hidden_size
+    assert work.link_messages - summed.link_messages == len(ops)  # 2 for 1
+    sent = sum(2 * op.routing.top_k * hidden_bytes * 3 / 4 for op in ops)
+    all_reduce = len(ops) * 2 * hidden_bytes / 2
+    assert work.link_bytes - summed.link_bytes == pytest.approx(sent - all_reduce)
+
+
+@pytest.mark.parametrize(
+    ("span", "part"), [((0, 2 * LEAST_TOKENS), 1 / 2), ((0, 2 * LEAST_TOKENS - 1), 1), ((9, 10), 1)]
+)
+def test_ranks_share_the_products_of_long_ranges_and_the_kv_of_all(span, part):
+    spec = describe(CONFIG).spec
+    alone = PricedModel(spec=spec, ops=lower(spec))
+    rank, batch = replace(alone, layout=ParallelLayout(context=2)), make_batch([span])
+    for op in alone.ops:
+        whole, shared = (op_work(op, batch, model) for model in (alone, rank))
+        assert shared.kv_write_bytes == whole.kv_write_bytes / 2
+        if isinstance(op, QKVProject | MLP | OutProject):
+            assert shared.flops == whole.flops * part > 0
+            assert shared.weight_bytes == whole.weight_bytes
+        if isinstance(op, Attend):
+            assert shared.flops == whole.flops / 2
+            # A rank reads all that a shared range sees, of others the half that it has.
+            assert shared.kv_read_bytes == whole.kv_read_bytes * (1 if part < 1 else 1 / 2)
+
+
+def test_phases_share_the_messages_of_a_step_by_their_tokens():
+    """As they share the weights' bytes; what they send is each one's own."""
+    spec = describe(CONFIG).spec
+    rank = PricedModel(spec=spec, ops=lower(spec), layout=ParallelLayout(tensor=2))
+    driver = Driver(_Recorder(tiny_executor()))
+    driver.start(0, PROMPT)
+    driver.run(
+        driver.segment(0, len(PROMPT), [7]),
+        driver.segment(1, 0, PROMPT[:3], fresh=True),
+        admissions=(driver.admit(1, PROMPT[:3]),),
+    )
+    cost = price({ModelRole.TARGET: rank}, driver.executor.plan)
+    assert dict(cost.tokens) == {Phase.DECODE: 1, Phase.PREFILL: 3}
+    for phase, tokens in cost.tokens.items():
+        part = cost.by_phase[phase]
+        assert part.link_messages == cost.work.link_messages * tokens / 4 > 0
+        assert part.weight_bytes == cost.work.weight_bytes * tokens / 4
+    link_bytes = sum(part.link_bytes for part in cost.by_phase.values())
+    assert link_bytes == pytest.approx(cost.work.link_bytes)
 
 
 def test_causal_attention_is_half_the_square():

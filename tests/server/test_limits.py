@@ -56,6 +56,21 @@ def test_who_waits_as_long_as_told_gets_in(start):
         pass
 
 
+def test_a_prompt_of_a_whole_minute_is_taken_and_one_token_more_never_will_be():
+    now = 0.0
+    limits = Limits(9, clock=lambda: now)
+    caller = Caller(tenant="a", limits=KeyLimits(input_tokens_per_minute=10))
+    with pytest.raises(ApiError) as never:
+        limits.charge_input(caller, 11)
+    assert (never.value.status, dict(never.value.headers).get(b"retry-after")) == (413, None)
+    limits.charge_input(caller, 10)
+    with pytest.raises(ApiError) as later:
+        limits.charge_input(caller, 1)
+    assert later.value.status == 429
+    now = 60.0
+    limits.charge_input(caller, 1)
+
+
 HI = [{"role": "user", "content": "the cat"}]
 WORK = {
     "/v1/completions": {"prompt": "the cat", "max_tokens": 1},

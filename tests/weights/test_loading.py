@@ -115,6 +115,24 @@ def test_a_head_beside_its_tied_embedding_must_be_the_same(tmp_path: Path) -> No
             load(tmp_path, ops, sources=sources)
 
 
+@pytest.mark.parametrize("row", [0, 4, 5, 11])
+def test_a_tied_head_is_compared_to_its_last_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int
+) -> None:
+    """Rows are read five at a time, the last two by themselves."""
+    monkeypatch.setattr("ridgeline.weights.matching._COMPARED_ELEMENTS", 5 * 4)
+    ops = ops_for(1)
+    tensors, sources = tensors_for(ops), sources_for(ops)
+    sources["embed"] = replace(sources["embed"], copies=("head",))
+    head = tensors["model.embed"].clone()
+    save_file(tensors | {"head": head}, tmp_path / "model.safetensors")
+    load(tmp_path, ops, sources=sources)
+    head[row, 3] += 1
+    save_file(tensors | {"head": head}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsMismatchError, match="'head' differs"):
+        load(tmp_path, ops, sources=sources)
+
+
 def test_quantized_parts_that_the_config_does_not_mention_are_named(tmp_path: Path) -> None:
     ops = ops_for(1)
     tensors = tensors_for(ops)
