@@ -67,8 +67,8 @@ int32_t num_steps(const rl_matrix& m) {
   return is_quantized(m.format) ? padded_columns(m, 0) / step_columns(m) : 0;
 }
 
-int32_t num_units(const rl_matrix& m) {
-  return is_quantized(m.format) ? padded_columns(m, 0) / unit_columns(m) : 0;
+int32_t num_units(const rl_matrix& m, int32_t num_tokens) {
+  return is_quantized(m.format) ? padded_columns(m, num_tokens) / Units(m, num_tokens).columns : 0;
 }
 
 // What sums of the bytes are for: minimums are multiplied with them; without minimums, products by
@@ -86,7 +86,7 @@ struct PartBytes {
     auto of_tokens = [&](int64_t each) { return round_up(num_tokens * each, 64); };
     scales = of_tokens(num_steps(m) * 4);
     sums = takes_sums(m) ? scales : 0;
-    minus_sums = takes_minus_sums(m, num_tokens) ? of_tokens(num_units(m) * 4) : 0;
+    minus_sums = takes_minus_sums(m, num_tokens) ? of_tokens(num_units(m, num_tokens) * 4) : 0;
     codes = of_tokens(padded_columns(m, num_tokens));
   }
   int64_t all() const { return scales + sums + minus_sums + codes; }
@@ -103,15 +103,15 @@ struct Slot {
 
 // Quantizes one activation group of kSteps steps, of which the columns from `valid` on are zero.
 template <int kSteps, bool kSummed>
-inline void quantize_group(const rl_matrix& matrix, const float* x, int group, int unit, int valid,
-                           int M, int block, Slot& to) {
+inline void quantize_group(const float* x, int group, const Units& units, int valid, int M, int block,
+                           Slot& to) {
   float scale = scale_of(x, std::min(group, valid), 127);
   float inverse = scale > 0 ? 1.0f / scale : 0.0f;
   for (int step = 0, i = 0; step < kSteps; ++step) {
     int32_t sum_of_step = 0;
     for (int units_end = (step + 1) * group / kSteps; i < units_end;) {
       vi total{};
-      for (int end = i + unit; i < end; i += W) {
+      for (int end = i + units.columns; i < end; i += W) {
         vi codes = round_to_int(load_some(x + i, valid - i) * inverse);
         if (kSummed) total += codes << 24 >> 24;  // of the bytes, also where something is not a number
         int8_t packed[W];
@@ -129,7 +129,7 @@ inline void quantize_group(const rl_matrix& matrix, const float* x, int group, i
       int32_t sum_of_unit = sum(total);
       sum_of_step += sum_of_unit;
       if (!to.minus_sums) continue;
-      *to.minus_sums = minus_sum(matrix, sum_of_unit);
+      *to.minus_sums = units.minus(sum_of_unit);
       to.minus_sums += M;
     }
     *to.scales = scale;
@@ -146,7 +146,8 @@ template <bool kSummed>
 void quantize_row(const rl_matrix& matrix, const float* x, int32_t first, int32_t last, int m,
                   const Panels& panels, int64_t panel) {
   const int group = activation_group(matrix), step = step_columns(matrix);
-  const int unit = unit_columns(matrix), M = panels.panel_tokens(panel);
+  const Units units(matrix, panels.num_tokens);
+  const int M = panels.panel_tokens(panel);
   const int block = panels.block_bytes, together = block ? block : 4;
   const int64_t token = panels.first_token(panel);
   Slot to{};
@@ -154,18 +155,18 @@ void quantize_row(const rl_matrix& matrix, const float* x, int32_t first, int32_
   to.scales = panels.scales + token * panels.num_steps + first / step * M + m;
   if (panels.sums) to.sums = panels.sums + token * panels.num_steps + first / step * M + m;
   if (panels.minus_sums)
-    to.minus_sums = panels.minus_sums + token * panels.num_units + first / unit * M + m;
+    to.minus_sums = panels.minus_sums + token * panels.num_units + first / units.columns * M + m;
   for (int32_t k = first; k < last; k += group) {
     if (step < group)
-      quantize_group<2, kSummed>(matrix, x + k, group, unit, matrix.columns - k, M, block, to);
+      quantize_group<2, kSummed>(x + k, group, units, matrix.columns - k, M, block, to);
     else
-      quantize_group<1, kSummed>(matrix, x + k, group, unit, matrix.columns - k, M, block, to);
+      quantize_group<1, kSummed>(x + k, group, units, matrix.columns - k, M, block, to);
   }
 }
 
 // Of as few blocks as there can be, of up to so many bytes each.
 int32_t panels_each(int64_t bytes, int32_t num_panels) {
-  constexpr int64_t kBlockBytes = 1 << 20;
+  constexpr int64_t kBlockBytes = 1 << 21;
   int64_t most = kBlockBytes * num_panels / std::max<int64_t>(bytes, 1);
   int64_t blocks = ceil_div(std::max(num_panels, 1), std::max<int64_t>(most, 1));
   return static_cast<int32_t>(ceil_div(std::max(num_panels, 1), blocks));
@@ -187,7 +188,7 @@ Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
   panels.padded_columns = padded_columns(m, num_tokens);
   panels.block_bytes = takes_amx(m, num_tokens) ? block_bytes(m) : 0;
   panels.num_steps = num_steps(m);
-  panels.num_units = num_units(m);
+  panels.num_units = num_units(m, num_tokens);
   auto* bytes = static_cast<uint8_t*>(scratch);
   if (!is_quantized(m.format)) {
     panels.floats = reinterpret_cast<float*>(bytes);
@@ -207,8 +208,9 @@ Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
 bool same_panels(const rl_matrix& a, const rl_matrix& b) {
   if (a.columns != b.columns || is_quantized(a.format) != is_quantized(b.format)) return false;
   if (!is_quantized(a.format)) return a.format == b.format;
-  return step_columns(a) == step_columns(b) && unit_columns(a) == unit_columns(b) &&
-         activation_group(a) == activation_group(b) && minus_unit(a) == minus_unit(b) &&
+  const Units of_a(a, 1), of_b(b, 1);
+  return step_columns(a) == step_columns(b) && of_a.columns == of_b.columns &&
+         activation_group(a) == activation_group(b) && of_a.multiple == of_b.multiple &&
          takes_sums(a) == takes_sums(b);
 }
 

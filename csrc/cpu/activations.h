@@ -49,26 +49,42 @@ constexpr bool kSumsOfSteps = false;
 constexpr bool kSumsOfSteps = true;
 #endif
 
-// Columns whose integer sum is started at once.
-inline int unit_columns(const rl_matrix& m) {
-  int step = step_columns(m);
-  return (kSumsOfSteps && !m.has_factors) || step < kBlockColumns ? step : kBlockColumns;
+// Whether codes are expanded to bytes once for all panels: where AMX multiplies them, where they would be joined of
+// several lines, and where products with factors are bytes; of a few panels that is not worth it, with factors
+// because wide vectors have no units to spare.
+inline bool is_expanded(const rl_matrix& m, int32_t num_tokens) {
+  constexpr int32_t kJoined = W == 16 ? 3 : 1, kWithFactors = W == 16 ? 4 : 6;
+  const int32_t count = num_panels_of(m, num_tokens);
+  const bool joined = m.format == RL_Q5 || m.format == RL_Q6;
+  const bool multiplied = m.has_factors && kSumsOfSteps;  // sums of 16 bits take nibbles
+  return is_quantized(m.format) && (takes_amx(m, num_tokens) || (joined && count > kJoined) ||
+                                    (multiplied && count > kWithFactors));
 }
 
-// What `minus_sum` is a multiple of: with factors, sums start so often that it is worth their middle code.
-inline int32_t minus_unit(const rl_matrix& m) { return m.has_factors ? middle_code(m.format) : 1; }
+// What integer sums start from.
+struct Units {
+  int32_t columns;   // whose sum is started at once
+  int32_t multiple;  // with factors their middle code, so that they start by a load
 
-// What integer sums start from, but for their middle code: minus the sum of some bytes, times
-// `minus_unit`. Where sums are of 16 bits it is two halves.
-inline int32_t minus_sum(const rl_matrix& m, int32_t sum) {
+  Units(const rl_matrix& m, int32_t num_tokens) {
+    const int32_t step = step_columns(m);
+    const bool of_blocks = m.has_factors && !is_expanded(m, num_tokens);  // factors multiply the sums
+    columns = (kSumsOfSteps && !of_blocks) || step < kBlockColumns ? step : kBlockColumns;
+    multiple = m.has_factors ? middle_code(of_blocks ? m.format : RL_Q8) : 1;
+  }
+
+  // But for their middle code, it is minus the sum of some bytes, times `multiple`. Where sums are of 16 bits
+  // it is two halves.
+  int32_t minus(int32_t sum) const {
 #if defined(RL_SUMS_OF_16_BITS)
-  int32_t low = -sum / 2, high = -sum - low;
-  low *= minus_unit(m), high *= minus_unit(m);
-  return static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (low & 0xffff));
+    int32_t low = -sum / 2, high = -sum - low;
+    low *= multiple, high *= multiple;
+    return static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (low & 0xffff));
 #else
-  return -sum * minus_unit(m);
+    return -sum * multiple;
 #endif
-}
+  }
+};
 
 // Rows of floats: row t begins at data + t * stride.
 struct Rows {
@@ -85,7 +101,7 @@ struct Rows {
 // float. For quantized ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of
 // 32), and for each step of columns the scale of the bytes, float [steps][M]; beside minimums also
 // the sum of the bytes times the scale, float [steps][M]; where sums start from them, for each unit
-// of columns what `minus_sum` makes of the sum of its bytes, [units][M]. Panels of fewer tokens are
+// of columns what `Units::minus` makes of the sum of its bytes, [units][M]. Panels of fewer tokens are
 // not padded. For AMX some columns of a token lie together: panels of bytes or of pairs are
 // [blocks][M][block_bytes], and a block is a step of columns or a part of one, or 16 pairs (columns
 // padded with zeros to whole blocks).

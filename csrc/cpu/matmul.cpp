@@ -13,7 +13,7 @@ constexpr int64_t kItemBytes = 48 * 1024;  // of weights that one thread takes a
 constexpr int kItemsPerThread = 8;         // at least, where there are tiles enough
 constexpr int kTilesAtOnce = 4;            // whose results are kept before they are stored
 
-constexpr int64_t kExpandedBytes = 128 * 1024;  // of codes that stay in a near cache meanwhile
+constexpr int64_t kExpandedBytes = 144 * 1024;  // of codes that stay in a near cache meanwhile
 constexpr int kFewestExpanded = 2;  // tiles, which kernels take together
 
 // Consecutive tiles that are multiplied with one panel after another.
@@ -40,6 +40,7 @@ class Chunk {
 #if defined(__AMX_TILE__)
     if (panels_.block_bytes) return amx_kernel(matrix_.format, M);
 #endif
+    if (codes_ && matrix_.has_factors) return products_kernel(M);
     return is_quantized(matrix_.format) ? quantized_kernel(matrix_.format, M, codes_ != nullptr)
                                         : float_kernel(matrix_.format, M);
   }

@@ -19,28 +19,6 @@ constexpr int first_half(int num_tokens) {
   return num_tokens <= kAmxRows ? num_tokens : (num_tokens + 1) / 2;
 }
 
-// Fetches a panel's share of the tiles behind those that it is multiplied with, which the same thread
-// takes next.
-class NextTiles {
- public:
-  // `turns`: how often `fetch` will be called.
-  NextTiles(const rl_matrix& matrix, const uint8_t* tiles, int count, const Panels& panels,
-            int64_t panel, int64_t turns) {
-    const int64_t bytes = count * tile_bytes(matrix);
-    const PanelShare share(panels, panel, bytes);
-    at_ = tiles + bytes + share.first;
-    bytes_each_ = round_up(ceil_div(share.bytes, turns), 64);
-  }
-  RL_INLINE void fetch() {
-    for (int64_t i = 0; i < bytes_each_; i += 64) fetch_ahead(at_ + i);
-    at_ += bytes_each_;
-  }
-
- private:
-  const uint8_t* at_;
-  int64_t bytes_each_;
-};
-
 // Some tokens of a panel of `stride` tokens.
 struct TileOfTokens {
   const int8_t* bytes;  // block b of token m: bytes + (b * stride + m) * block_bytes

@@ -3,109 +3,18 @@
 #include <array>
 #include <utility>
 
-#include "dot.h"
-#include "matmul_tile.h"
+#include "matmul_blocks.h"
 
 namespace rl {
 namespace {
 
-// Vectors of rows whose sums are in registers together. Two share each broadcast of activations,
-// where there are registers for that: of one tile, or of two where a vector is a tile. These are not
-// read as fast from memory, which is what fewer tokens wait for.
-template <int F, bool FromBytes, int M>
-constexpr int row_vectors() {
-  if (W == 16) return M >= 5 ? 2 : 1;
-  return W == 8 && (code_bits(F) <= 4 || FromBytes || M <= 2) ? 2 : 1;
-}
-
-// The tiles that they belong to.
-constexpr int tiles_of(int row_vectors) {
-  return row_vectors * W > kTileRows ? row_vectors * W / kTileRows : 1;
-}
-
-constexpr int kFactorGroup = 128;  // columns of a group with factors
-constexpr int kExpandedBlock = kBlockColumns * kTileRows;
-// Panels for which codes are not worth an expansion: of those that are joined, and with factors, for which
-// wide vectors have no units to spare.
-constexpr int32_t kPanelsJoined = W == 16 ? 3 : 1, kPanelsWithFactors = W == 16 ? 3 : 6;
-
-template <int F, bool FromBytes>
-constexpr int block_bytes() {
-  return FromBytes ? kExpandedBlock : block_lines(F) * 64;
-}
-
-// Sums of one unit, or of several units of a matrix with factors whose products were expanded, which are
-// multiples of `middle`.
 template <int F, int M, int R>
-RL_INLINE inline void start_sums(const int32_t* minus_sums, int units, int middle,
-                                 Sums<F> (&sums)[R][M]) {
+RL_INLINE inline void start_sums(const int32_t* minus_sums, Sums<F> (&sums)[R][M]) {
   RL_UNROLL
   for (int m = 0; m < M; ++m) {
-    int32_t minus = minus_sums[m];
-    if (units > 1) {
-      for (int unit = 1; unit < units; ++unit) minus += minus_sums[unit * M + m];
-      minus /= middle;
-    }
-    Sums<F> start(splat_i(minus));
+    Sums<F> start(splat_i(minus_sums[m]));
     RL_UNROLL
     for (int r = 0; r < R; ++r) sums[r][m] = start;
-  }
-}
-
-// Sums of a block that factors multiply.
-template <int F, int M, int R>
-RL_INLINE inline void start_sums_of_block(const int32_t* minus_sums, Sums<F> (&sums)[R][M]) {
-  RL_UNROLL
-  for (int m = 0; m < M; ++m) {
-    vi start = splat_i(minus_sums[m]);
-    RL_UNROLL
-    for (int r = 0; r < R; ++r) std::memcpy(&sums[r][m].v, &start, sizeof start);
-  }
-}
-
-// Adds a block, or one half of it (quads 0 to 3, or 4 to 7), for R vectors of rows from row `row` on.
-// The blocks of the next tile are `next_tile` bytes behind.
-template <int F, bool FromBytes, int M, int R>
-RL_INLINE inline void add_block(const uint8_t* block, int64_t next_tile, bool first_half,
-                                bool second_half, int row, const int8_t* x, Sums<F> (&sums)[R][M]) {
-  auto quad = [&](int t, int m) RL_INLINE { return quad_at<R == 1>(x + (t * M + m) * 4); };
-  RL_UNROLL
-  for (int t = 0; t < 4; ++t) {
-    Codes<F> first[R], second[R];
-    RL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      Line a, b;
-      read_quads<FromBytes ? RL_Q8 : F>(block + r * W / kTileRows * next_tile,
-                                        (row + r * W) % kTileRows, t, a, b);
-      first[r] = codes_of<F>(a);
-      second[r] = codes_of<F>(b);
-    }
-    bool in_pairs = kInPairs<F> && first_half && second_half;
-    if constexpr (kInPairs<F>)
-      if (in_pairs) {
-        RL_UNROLL
-        for (int m = 0; m < M; ++m) {
-          auto low = quad(t, m), high = quad(t + 4, m);
-          RL_UNROLL
-          for (int r = 0; r < R; ++r) sums[r][m].add_both(first[r], low, second[r], high);
-        }
-      }
-    if (first_half && !in_pairs) {
-      RL_UNROLL
-      for (int m = 0; m < M; ++m) {
-        auto x4 = quad(t, m);
-        RL_UNROLL
-        for (int r = 0; r < R; ++r) sums[r][m].add(first[r], x4);
-      }
-    }
-    if (second_half && !in_pairs) {
-      RL_UNROLL
-      for (int m = 0; m < M; ++m) {
-        auto x4 = quad(t + 4, m);
-        RL_UNROLL
-        for (int r = 0; r < R; ++r) sums[r][m].add(second[r], x4);
-      }
-    }
   }
 }
 
@@ -173,9 +82,9 @@ enum class Kind {
   kFactors,         // a step is some blocks, each with factors
 };
 
-Kind kind_of(const rl_matrix& matrix, bool from_bytes) {
+Kind kind_of(const rl_matrix& matrix) {
   int step = step_columns(matrix);
-  if (matrix.has_factors && !from_bytes) return Kind::kFactors;
+  if (matrix.has_factors) return Kind::kFactors;
   if (step < kBlockColumns) return Kind::kHalves;
   return step == kBlockColumns && !matrix.has_min ? Kind::kSymmetricBlock : Kind::kBlocks;
 }
@@ -241,8 +150,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     const uint8_t* block = codes;
     const int8_t* quads = panels.panel_bytes(panel);
     const int32_t* minus_sums = has_min ? kZeros : panels.panel_minus_sums(panel);
-    const int units = K == Kind::kBlocks && matrix.has_factors ? blocks_per_step : 1;
-    const int next_units = has_min ? 0 : units * M, middle = middle_code(matrix.format);
+    const int next_unit = has_min ? 0 : M;
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = has_min ? panels.panel_sums(panel) : nullptr;
     Prefetch<F, N, M> prefetch(matrix, tile, count, panels, panel);
@@ -256,10 +164,10 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
       Sums<F> sums[R][M];
       auto start = [&]() RL_INLINE {
         if constexpr (K == Kind::kFactors)
-          start_sums_of_block(minus_sums, sums);
+          start_sums_at(minus_sums, sums);
         else
-          start_sums(minus_sums, units, middle, sums);
-        minus_sums += next_units;
+          start_sums(minus_sums, sums);
+        minus_sums += next_unit;
       };
       auto add_whole_block = [&]() RL_INLINE {
         prefetch.template next_block<FromBytes, kBytes>();
@@ -359,7 +267,7 @@ template <int F, bool FromBytes, int M>
 void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes, int count,
               const Panels& panels, int64_t panel, float* out) {
   constexpr int R = row_vectors<F, FromBytes, M>(), N = tiles_of(R);
-  const Kind kind = kind_of(matrix, FromBytes);
+  const Kind kind = kind_of(matrix);
   if constexpr (code_bits(F) <= 4 && !FromBytes)
     if (kind == Kind::kFactors)
       return multiply_with_factors<F, M>(matrix, tiles, count, panels, panel, out);
@@ -385,49 +293,6 @@ void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* code
   }
 }
 
-// Fetches the block that is some kilobytes behind this one.
-template <int F>
-RL_INLINE inline void fetch_block(const uint8_t* block) {
-  constexpr int kAhead = 2048;
-  for (int i = 0; i < block_lines(F) * 64; i += 64) fetch_ahead(block + kAhead + i);
-}
-
-// Bytes are codes minus `middle`.
-template <int F>
-void expand_blocks(const uint8_t* block, int64_t count, int middle, uint8_t* codes) {
-  for (int64_t b = 0; b < count; ++b, block += block_lines(F) * 64, codes += kExpandedBlock) {
-    fetch_block<F>(block);
-    for (int row = 0; row < kTileRows; row += W) {
-      RL_UNROLL
-      for (int t = 0; t < 4; ++t) {
-        Line first, second;
-        read_quads<F>(block, row, t, first, second);
-        store_line(codes + 64 * t + 4 * row, less(first, middle));
-        store_line(codes + 64 * (t + 4) + 4 * row, less(second, middle));
-      }
-    }
-  }
-}
-
-// Bytes are codes minus their middle, times the factor, plus `offset`.
-template <int F>
-void expand_products(const uint8_t* block, int64_t count, const int8_t* factors, int offset,
-                     uint8_t* codes) {
-  for (int64_t b = 0; b < count; ++b, block += block_lines(F) * 64, codes += kExpandedBlock) {
-    fetch_block<F>(block);
-    for (int row = 0; row < kTileRows; row += W) {
-      const FactorLine<F> factor(factors + b * kTileRows + row, offset);
-      RL_UNROLL
-      for (int t = 0; t < 4; ++t) {
-        Line first, second;
-        read_quads<F>(block, row, t, first, second);
-        store_line(codes + 64 * t + 4 * row, factor.times(first));
-        store_line(codes + 64 * (t + 4) + 4 * row, factor.times(second));
-      }
-    }
-  }
-}
-
 template <int F, bool FromBytes, size_t... I>
 constexpr std::array<TileKernel, kPanelTokens> kernels(std::index_sequence<I...>) {
   return {multiply<F, FromBytes, I + 1>...};
@@ -436,85 +301,23 @@ constexpr std::array<TileKernel, kPanelTokens> kernels(std::index_sequence<I...>
 template <int F, bool FromBytes = false>
 constexpr auto kKernels = kernels<F, FromBytes>(std::make_index_sequence<kPanelTokens>());
 
-auto* expander(int format) {
-  switch (format) {
-    case RL_Q2:
-      return expand_blocks<RL_Q2>;
-    case RL_Q3:
-      return expand_blocks<RL_Q3>;
-    case RL_Q4:
-      return expand_blocks<RL_Q4>;
-    case RL_Q5:
-      return expand_blocks<RL_Q5>;
-    case RL_Q6:
-      return expand_blocks<RL_Q6>;
-    default:
-      return expand_blocks<RL_Q8>;
-  }
-}
-
-auto* expander_of_products(int format) {
-  switch (format) {
-    case RL_Q2:
-      return expand_products<RL_Q2>;
-    case RL_Q3:
-      return expand_products<RL_Q3>;
-    default:
-      return expand_products<RL_Q4>;
-  }
-}
-
 }  // namespace
 
 TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes) {
   auto m = static_cast<size_t>(num_tokens - 1);
   switch (format) {
     case RL_Q2:
-      return from_bytes ? kKernels<RL_Q8, true>[m] : kKernels<RL_Q2>[m];
+      return kKernels<RL_Q2>[m];
     case RL_Q3:
-      return from_bytes ? kKernels<RL_Q8, true>[m] : kKernels<RL_Q3>[m];
+      return kKernels<RL_Q3>[m];
     case RL_Q4:
-      return from_bytes ? kKernels<RL_Q8, true>[m] : kKernels<RL_Q4>[m];
+      return kKernels<RL_Q4>[m];
     case RL_Q5:
       return from_bytes ? kKernels<RL_Q5, true>[m] : kKernels<RL_Q5>[m];
     case RL_Q6:
       return from_bytes ? kKernels<RL_Q6, true>[m] : kKernels<RL_Q6>[m];
     default:
       return kKernels<RL_Q8>[m];
-  }
-}
-
-int64_t expanded_bytes(const rl_matrix& matrix, const Panels& panels) {
-  const int count = panels.num_panels();
-  bool joined = matrix.format == RL_Q5 || matrix.format == RL_Q6;
-  bool multiplied = matrix.has_factors && kSumsOfSteps;  // sums of 16 bits take nibbles
-  bool expands = panels.block_bytes || (joined && count > kPanelsJoined) ||
-                 (multiplied && count > kPanelsWithFactors);
-  return expands && is_quantized(matrix.format) ? num_blocks(matrix) * kExpandedBlock : 0;
-}
-
-void expand(const rl_matrix& matrix, const Panels& panels, const uint8_t* tiles, int count,
-            uint8_t* codes) {
-  const int middle = middle_code(matrix.format);
-  const bool centred = panels.block_bytes && !matrix.has_min;
-  const int64_t blocks = num_blocks(matrix);
-  const int64_t each = matrix.has_factors ? matrix.group / kBlockColumns : blocks_per_span(matrix);
-  auto* expand_some = expander(matrix.format);
-  auto* expand_some_products = expander_of_products(matrix.format);
-  for (int n = 0; n < count; ++n) {
-    const uint8_t* tile = tiles + n * tile_bytes(matrix);
-    uint8_t* out = codes + n * expanded_bytes(matrix, panels);
-    for (int64_t b = 0; b < blocks; b += each, out += each * kExpandedBlock) {
-      const uint8_t* some = tile + block_offset(matrix, b);
-      if (matrix.has_factors) {
-        const uint8_t* group = tile + group_offset(matrix, b / each);
-        expand_some_products(some, each,
-                             reinterpret_cast<const int8_t*>(group + factors_offset(matrix)),
-                             centred ? 0 : 128, out);
-      } else {
-        expand_some(some, std::min(each, blocks - b), centred ? middle : 0, out);
-      }
-    }
   }
 }
 

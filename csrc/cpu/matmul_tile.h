@@ -22,6 +22,28 @@ struct PanelShare {
   }
 };
 
+// Fetches a panel's share of the tiles behind those that it is multiplied with, which the same thread
+// takes next.
+class NextTiles {
+ public:
+  // `turns`: how often `fetch` will be called.
+  NextTiles(const rl_matrix& matrix, const uint8_t* tiles, int count, const Panels& panels,
+            int64_t panel, int64_t turns) {
+    const int64_t bytes = count * tile_bytes(matrix);
+    const PanelShare share(panels, panel, bytes);
+    at_ = tiles + bytes + share.first;
+    bytes_each_ = round_up(ceil_div(share.bytes, turns), 64);
+  }
+  RL_INLINE void fetch() {
+    for (int64_t i = 0; i < bytes_each_; i += 64) fetch_ahead(at_ + i);
+    at_ += bytes_each_;
+  }
+
+ private:
+  const uint8_t* at_;
+  int64_t bytes_each_;
+};
+
 // A sum over columns of a float matrix is one chain of additions, each waiting for the one before.
 // So with few tokens several tiles are taken together, as many as registers hold.
 constexpr int float_tiles_together(int num_tokens) {
@@ -31,6 +53,7 @@ constexpr int float_tiles_together(int num_tokens) {
 }
 
 TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes);
+TileKernel products_kernel(int num_tokens);  // of codes that were expanded with their factors
 TileKernel float_kernel(int format, int num_tokens);
 TileKernel amx_kernel(int format, int num_tokens);  // of the level that has AMX
 
