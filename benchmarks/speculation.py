@@ -38,7 +38,7 @@ from ridgeline.bench.ladder.texts import (
 from ridgeline.cli.hardware import calibration_of
 from ridgeline.core.host import usable_cores
 from ridgeline.core.request import RequestOutput
-from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION, drafter_names
+from ridgeline.core.settings.speculation import NAMED_SPECULATION, drafter_names
 
 DRAFTERS = drafter_names()
 _T95 = {
@@ -203,9 +203,7 @@ def pair(options: argparse.Namespace) -> None:
                 "speculation": drafter,
                 "num_speculative_tokens": options.length,
                 "draft_shape": options.shape,
-                "draft_model": (
-                    options.draft_model if drafter in DRAFT_MODEL_SPECULATION else None
-                ),
+                "draft_model": (options.draft_model if drafter in NAMED_SPECULATION else None),
             }
             with LLM(options.model, **settings, **speculation) as on:
                 for workload in WORKLOADS:

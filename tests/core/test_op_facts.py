@@ -14,6 +14,7 @@ from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Role, Rows, Spl
 from ridgeline.core.ops import Weight
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.sharding import num_parts
+from ridgeline.core.spec import MedusaSpec
 from ridgeline.core.weight_uses import (
     WeightUse,
     experts_of,
@@ -42,6 +43,8 @@ def lowered():
     head = describe_head(head_config(CONFIG), tiny, ("fc.weight",)).spec
     drafted = replace(tiny, draft_head=head)
     whole += [*lower(drafted), *lower_head(drafted)]
+    heads = replace(tiny, draft_head=MedusaSpec(hidden_size=48, num_heads=2, num_blocks=1))
+    whole += lower_head(heads)
     return [*whole, *(op for part in parts for op in part)]
 
 

@@ -11,10 +11,12 @@ from typing import get_args
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.conftest import VOCAB, write_tokenizer
 from tests.eagle3 import head_config, head_tensors, write_head
 from tests.executors.host_cuda import host_factory
+from tests.medusa import head_tensors as head_tensors_of_medusa
+from tests.medusa import write_heads
 from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_model
 
 from ridgeline import LLM, SamplingParams
@@ -99,6 +101,20 @@ def _write_drafter(folder, target, target_config):
     write_head(folder, config, tensors | {"d2t": often - torch.arange(8)})
 
 
+def _write_heads(folder, target):
+    """Heads that guess what the model's own does, which is right where it repeats itself."""
+    head = load_file(target / "model.safetensors")["lm_head.weight"]
+    tensors = head_tensors_of_medusa(head.shape[1], VOCAB, num_heads=4, gain=0.0)
+    write_heads(
+        folder,
+        {
+            name: head.clone() if name.endswith(".1.weight") else 0.1 * each
+            for name, each in tensors.items()
+        },
+        num_heads=4,
+    )
+
+
 def write_pairs(root):
     """The folders ``full``, ``windowed``, ``latent``, their drafts and drafters that read hidden
     states, and an adapter of ``full``."""
@@ -107,6 +123,7 @@ def write_pairs(root):
         _write(root / name, config)
         _write(root / f"{name}-draft", config, noise=_DISAGREEMENT)
         _write_drafter(root / f"{name}-eagle3", root / name, config)
+        _write_heads(root / f"{name}-medusa", root / name)
     _write_adapter(root / "adapter")
 
 
@@ -137,8 +154,9 @@ def opener(root, executor):
         if drafting["speculation"] in DRAFT_MODEL_SPECULATION:
             models = 2
             settings = {"draft_model": str(root / f"{pair}-draft")} | settings
-        if drafting["speculation"] == "eagle3":
-            settings = {"draft_model": str(root / f"{pair}-eagle3")} | settings
+        if drafting["speculation"] in ("eagle3", "medusa"):
+            name = f"{pair}-{drafting['speculation']}"
+            settings = {"draft_model": str(root / name)} | settings
         settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings
         if pool_tokens is not None:
             holder = speculation if drafting["speculation"] in HEAD_SPECULATION else "off"

@@ -1,4 +1,5 @@
-"""The ops of drafters that read the target's hidden states (EAGLE-3, arXiv 2503.01840; MTP).
+"""The ops of drafters that read the target's hidden states (EAGLE-3, arXiv 2503.01840; MTP;
+Medusa).
 
 `core.ops` has the shapes and the buffers. A row of the drafter at position p has the embedding of
 token p + 1 and the features of position p, so a drafter has no row of the first token.
@@ -50,4 +51,12 @@ class JoinFeatures:
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
     first: str
     second: str
+    hidden_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddInner:
+    """h[T, D] += inner[T, D]."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
     hidden_size: int

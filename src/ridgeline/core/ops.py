@@ -28,7 +28,7 @@ from ridgeline.core.attention_ops import (
     LatentAttend,
     Rope,
 )
-from ridgeline.core.feature_ops import JoinFeatures, KeepFeatures, ReadFeatures
+from ridgeline.core.feature_ops import AddInner, JoinFeatures, KeepFeatures, ReadFeatures
 from ridgeline.core.layer_input_ops import LayerEmbed, LayerInput
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
 from ridgeline.core.op_weights import (
@@ -80,6 +80,7 @@ from ridgeline.core.state_ops import (
 
 __all__ = [
     "MLP",
+    "AddInner",
     "AddResidual",
     "AddShared",
     "Attend",
@@ -370,7 +371,7 @@ Op = (
     | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Xielu | Down | MoE
     | SharedExpert | AddShared | AddResidual | ScaleHidden | Head | Gather | GatherTokens
     | GatherLogits | GatherContext | GatherSplits | GatherRanges | SendHidden | ReceiveHidden
-    | LayerEmbed | LayerInput | KeepFeatures | ReadFeatures | JoinFeatures
+    | LayerEmbed | LayerInput | KeepFeatures | ReadFeatures | JoinFeatures | AddInner
 )  # fmt: skip
 
 
@@ -378,5 +379,5 @@ AttentionOp = Attend | LatentAttend | BidirectionalAttend
 GatherOp = Gather | GatherTokens | GatherLogits
 ContextOp = GatherContext | GatherSplits | GatherRanges  # of context-parallel ranks
 StageOp = SendHidden | ReceiveHidden
-FeatureOp = KeepFeatures | ReadFeatures | JoinFeatures
+FeatureOp = KeepFeatures | ReadFeatures | JoinFeatures | AddInner
 StateOp = ShortConv | GatedDelta | SelectiveScan  # those that read and write the sequences' states

@@ -476,7 +476,24 @@ class MTPSpec:
         return (self.layer,)
 
 
-DraftHeadSpec = EagleSpec | MTPSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaSpec:
+    """Heads over the target's final hidden states h, normed, each of which guesses the token at
+    another distance (Medusa, arXiv 2401.10774, section 2.1.1).
+
+    Each is ``num_blocks`` times h += silu(W h + b), and a matrix to the vocabulary. There is no KV.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_blocks: int
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return ()
+
+
+DraftHeadSpec = EagleSpec | MTPSpec | MedusaSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

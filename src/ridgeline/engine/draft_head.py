@@ -10,8 +10,9 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, SettingsError
 from ridgeline.core.formats import on_load_format
+from ridgeline.core.plan import tree_depth
 from ridgeline.core.settings.speculation import HEAD_SPECULATION
-from ridgeline.core.spec import EagleSpec
+from ridgeline.core.spec import DraftHeadSpec, EagleSpec, MedusaSpec
 from ridgeline.core.weight_uses import op_weights
 from ridgeline.engine.loading import LoadedModel
 from ridgeline.executors.model import ExecutorModel
@@ -19,9 +20,11 @@ from ridgeline.models import (
     TOKEN_MAP,
     DraftHeadDefinition,
     describe_head,
+    describe_medusa,
     describe_mtp,
     is_draft_head,
     lower_head,
+    lower_later_heads,
     read_config,
 )
 from ridgeline.quant import read_scheme
@@ -78,6 +81,10 @@ def load_draft_head(
         definition = _own_layer(target, folder)
         if target.definition.quantization is not None:
             scheme = read_scheme(target.definition.quantization, strict=config.strict)
+    elif config.speculation == "medusa":
+        folder = _named_folder(config, progress)
+        definition = describe_medusa(read_config(folder), model.spec)
+        _check_num_heads(config, definition.spec)
     else:
         folder = _named_folder(config, progress)
         with Checkpoint(folder) as checkpoint:
@@ -91,8 +98,10 @@ def load_draft_head(
         )
     spec = replace(model.spec, draft_head=definition.spec)
     ops = lower_head(spec)
+    later = lower_later_heads(spec)
     borrowed = definition.borrowed.keys()
-    own = [op for op in ops if not borrowed & {weight.name for weight in op_weights(op)}]
+    every = [*ops, *(op for ops in later for op in ops)]
+    own = [op for op in every if not borrowed & {weight.name for weight in op_weights(op)}]
     quantization = config.draft_quantization
     weights: WeightSource
     if folder is None:
@@ -117,8 +126,24 @@ def load_draft_head(
         ),
         adapters=tuple({} for _ in config.adapters),
         borrowed=definition.borrowed,
+        later=later,
         token_ids=token_ids,
     )
+
+
+def _check_num_heads(config: EngineConfig, head: DraftHeadSpec) -> None:
+    """
+    Raises:
+        SettingsError: more tokens are to be drafted, one after the other, than there are heads.
+    """
+    assert isinstance(head, MedusaSpec)
+    wanted = config.num_speculative_tokens
+    depth = tree_depth(wanted) if config.draft_shape == "tree" else wanted
+    if depth > head.num_heads:
+        raise SettingsError(
+            f"The drafter has {head.num_heads} heads, and num_speculative_tokens {wanted} takes "
+            f"{depth} in a {config.draft_shape}; set fewer."
+        )
 
 
 def _own_layer(target: LoadedModel, folder: Path | None) -> DraftHeadDefinition:

@@ -112,7 +112,9 @@ def make_speculation(
     """What the scheduler asks about drafts."""
     draft_model: DraftPasses | None = None
     if draft is not None and draft.shares_kv:
-        draft_model = EarlyExit() if draft.is_exit else FeatureHead()
+        head = draft.spec.draft_head
+        has_kv = head is not None and bool(head.layers)
+        draft_model = EarlyExit() if draft.is_exit else FeatureHead(has_kv=has_kv)
     elif resolved.num_draft_blocks:
         layout = executor.kv_layout(ModelRole.DRAFT)
         draft_model = DraftModel(

@@ -12,6 +12,7 @@ import numpy as np
 from ridgeline.core.arrays import Array
 from ridgeline.core.ops import JoinFeatures, KeepFeatures, ReadFeatures
 from ridgeline.core.plan import ModelRole, Segment
+from ridgeline.decoding import depths
 
 if TYPE_CHECKING:
     from ridgeline.executors.outputs import SegmentContext
@@ -26,6 +27,11 @@ class SequenceFeatures:
         self.first = 0
         self._rows: Array | None = None
         self._own: Array | None = None
+
+    @property
+    def last(self) -> int:
+        """The last position of which there are features of the target's."""
+        return self.first - 1 + (0 if self._rows is None else len(self._rows))
 
     def take(self, role: ModelRole, segment: Segment, rows: Array) -> None:
         """What a pass kept of each of a segment's tokens."""
@@ -95,6 +101,18 @@ class PassFeatures:
             stop = first + item.segment.num_tokens
             yield item, slice(first, stop)
             first = stop
+
+
+def depths_of_rows(items: "Sequence[SegmentContext]") -> list[int]:
+    """By row of a drafter's pass, how many drafts there are before its token and with it."""
+    found = list[int]()
+    for item in items:
+        segment = item.segment
+        num_known = segment.num_tokens - segment.num_drafts
+        first = segment.start - 1 - item.state.features.last
+        found += [max(0, first + row) for row in range(num_known)]
+        found += [found[-1] + depth for depth in depths(segment.parents)]
+    return found
 
 
 def on_whole_vocabulary(logits_NR: Array, token_ids_R: Array, vocab_size: int) -> Array:

@@ -31,6 +31,7 @@ class ExecutorModel:
     target's first layers and head, and has the target's weights and KV (`exit_after`).
     ``borrowed``: it is a drafter that reads the target's hidden states (`ModelSpec.draft_head`),
     and has these weights of the target's, which ``weights`` lacks, here with their names there;
+    ``later`` are the ops that draft its second token, its third, and so on, if not all are ``ops``;
     ``token_ids``[rows of its head] are its tokens in the target's vocabulary, if it has not all. Of
     the KV that ``context_ranks`` share, this is the part of the group's rank.
     """
@@ -46,12 +47,18 @@ class ExecutorModel:
     is_exit: bool = False
     context_ranks: int = 1
     borrowed: Mapping[str, str] | None = None
+    later: tuple[tuple[Op, ...], ...] = ()
     token_ids: Array | None = None
 
     @property
     def is_head(self) -> bool:
         """Whether it drafts from the target's hidden states."""
         return self.borrowed is not None
+
+    @property
+    def all_ops(self) -> tuple[Op, ...]:
+        """Those of ``ops`` and ``later``: all that read its weights."""
+        return (*self.ops, *(op for ops in self.later for op in ops))
 
     @property
     def shares_kv(self) -> bool:

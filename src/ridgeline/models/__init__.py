@@ -12,7 +12,8 @@ from ridgeline.models.eagle3 import (
 )
 from ridgeline.models.family import Family, ModelDefinition, TensorSource
 from ridgeline.models.lower import lower
-from ridgeline.models.lower_head import lower_head
+from ridgeline.models.lower_head import lower_head, lower_later_heads
+from ridgeline.models.medusa import describe_medusa
 from ridgeline.models.mtp import describe_mtp
 from ridgeline.models.presets import PRESETS
 from ridgeline.models.registry import describe, model_types, register
@@ -30,11 +31,13 @@ __all__ = [
     "TensorSource",
     "describe",
     "describe_head",
+    "describe_medusa",
     "describe_mtp",
     "inverse_frequencies",
     "is_draft_head",
     "lower",
     "lower_head",
+    "lower_later_heads",
     "model_types",
     "parse_config",
     "read_config",

@@ -56,6 +56,7 @@ from ridgeline.core.spec import (
     LayerSpec,
     LongRopeScaling,
     Mamba2Spec,
+    MedusaSpec,
     MLASpec,
     MLPSpec,
     ModelSpec,
@@ -114,7 +115,7 @@ def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
         last = ops.pop()
         assert isinstance(last, Norm), "hidden states end in a norm"
         ops.append(replace(last, dst="h"))
-    if isinstance(spec.draft_head, MTPSpec):
+    if isinstance(spec.draft_head, MTPSpec | MedusaSpec):
         width = spec.hidden_size
         ops.append(KeepFeatures(src="h", first=0, width=width, total=width))
     if not spec.has_head:

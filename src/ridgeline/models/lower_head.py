@@ -1,17 +1,20 @@
-"""The ops of a drafter that reads the target's hidden states (EAGLE-3, MTP).
+"""The ops of a drafter that reads the target's hidden states (EAGLE-3, MTP, Medusa).
 
 Its weights: ``embed`` and ``head`` (the target's, where it has none), ``token_norm``,
 ``features_norm`` (of EAGLE-3), ``fc``, ``hidden_norm``, ``final_norm``, and those of its layers,
-which are numbered behind the target's.
+which are numbered behind the target's. Of Medusa's head n the blocks ``heads.{n}.{block}``, with a
+bias each, and ``heads.{n}.out``.
 """
 
 from dataclasses import replace
 
 from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.ops import (
+    AddInner,
     AddResidual,
     Down,
     Embed,
+    GateUp,
     Head,
     JoinFeatures,
     KeepFeatures,
@@ -21,7 +24,7 @@ from ridgeline.core.ops import (
     ReadFeatures,
     Weight,
 )
-from ridgeline.core.spec import EagleSpec, ModelSpec, MTPSpec
+from ridgeline.core.spec import Activation, EagleSpec, MedusaSpec, ModelSpec, MTPSpec
 from ridgeline.models.lower import LayerLowering
 
 
@@ -29,7 +32,43 @@ def lower_head(spec: ModelSpec) -> tuple[Op, ...]:
     """The ops of ``spec.draft_head``, in order; rows of its logits are its own tokens'."""
     head = spec.draft_head
     assert head is not None, "the model has no drafter of its own"
-    return _lower_mtp(spec, head) if isinstance(head, MTPSpec) else _lower_eagle(spec, head)
+    match head:
+        case MTPSpec():
+            return _lower_mtp(spec, head)
+        case MedusaSpec():
+            return _lower_medusa(spec, head, 0)
+        case EagleSpec():
+            return _lower_eagle(spec, head)
+
+
+def lower_later_heads(spec: ModelSpec) -> tuple[tuple[Op, ...], ...]:
+    """The ops that draft the second token, the third, and so on, where each has a head."""
+    head = spec.draft_head
+    if not isinstance(head, MedusaSpec):
+        return ()
+    return tuple(_lower_medusa(spec, head, index) for index in range(1, head.num_heads))
+
+
+def _lower_medusa(spec: ModelSpec, head: MedusaSpec, index: int) -> tuple[Op, ...]:
+    hidden = spec.hidden_size
+    rows = (spec.vocab_size, hidden)
+    ops: list[Op] = [
+        Embed(weight=Weight(name="embed", shape=rows), scale=1.0),
+        ReadFeatures(width=hidden, hidden_size=hidden, alike=True),
+        KeepFeatures(src="h", first=0, width=hidden, total=hidden),
+    ]
+    for block in range(head.num_blocks):
+        name = f"heads.{index}.{block}"
+        up = GateUp(
+            gate=None,
+            up=Weight(name=name, shape=(hidden, hidden)),
+            gate_bias=None,
+            up_bias=Weight(name=f"{name}_bias", shape=(hidden,)),
+            activation=Activation.SILU,
+            src="h",
+        )
+        ops += [up, AddInner(hidden_size=hidden)]
+    return (*ops, Head(weight=Weight(name=f"heads.{index}.out", shape=rows), softcap=None))
 
 
 def _lower_mtp(spec: ModelSpec, head: MTPSpec) -> tuple[Op, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from ridgeline.core.ops import (
     MLP,
+    AddInner,
     AddResidual,
     AddShared,
     Attend,
@@ -153,6 +154,8 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return {}, {op.dst: op.width, "x": hidden}
         case JoinFeatures():
             return {op.first: hidden, op.second: hidden}, {"inner": 2 * hidden}
+        case AddInner():
+            return {"h": hidden, "inner": hidden}, {"h": hidden}
 
 
 def passed_on(first: Op, second: Op, hidden_size: int) -> int:

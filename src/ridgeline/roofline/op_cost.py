@@ -20,6 +20,7 @@ from ridgeline.core.context_ranks import RUN_TOKENS
 from ridgeline.core.op_facts import Collective
 from ridgeline.core.ops import (
     MLP,
+    AddInner,
     AddResidual,
     AddShared,
     Attend,
@@ -243,6 +244,8 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return p.moved(2 * op.width + hidden)
         case JoinFeatures():
             return p.moved(4 * hidden)
+        case AddInner():
+            return p.moved(3 * hidden)
         case SendHidden():
             return p.moved(hidden) + Work(link_bytes=p.buffers(hidden), link_messages=1)
 

@@ -17,11 +17,12 @@ class FeatureHead(DraftPasses):
     or accepted before the next, where the drafter goes on from them. KV that a prefix brings, or
     the prompt of another sample, is the drafter's as well. While it rests, it computes prompts
     alone, and what it skips of outputs lacks its KV: that makes guesses worse, and no output
-    another.
+    another. Without KV of its own (Medusa) it computes nothing but drafts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_kv: bool = True) -> None:
         super().__init__()
+        self._has_kv = has_kv
         self._computed: dict[Sequence, int] = {}  # positions of which the drafter has KV
         self._planned: list[tuple[Sequence, int]] = []  # those, once this step is done
         self._proposing: set[Sequence] = set()  # in this step
@@ -56,7 +57,10 @@ class FeatureHead(DraftPasses):
             return 0
         write = kv.prepare_write(length - 1, length + num_tokens)
         copies += write.copies
-        segment = self._segment(sequence, length - 1, write.block_updates, Outputs(sample=True))
+        start = computed if self._has_kv else length - 2
+        segment = self._segment(
+            sequence, length - 1, write.block_updates, Outputs(sample=True), start=start
+        )
         self._proposals.setdefault((num_tokens, is_tree), []).append(segment)
         self._proposing.add(sequence)
         return num_tokens
@@ -67,12 +71,14 @@ class FeatureHead(DraftPasses):
             self._segment(sequence, sequence.kv.num_computed)
             for sequence, computed in self._computed.items()
             if computed < sequence.kv.num_computed and sequence not in self._proposing
-            if not self._is_resting
+            if self._has_kv and not self._is_resting
         )
         return (*_draft_pass(behind), *passes), references
 
     def passes_behind(self, segments: Seq[Segment]) -> tuple[Pass, ...]:
         """What is computed of prompts once the target has features of them."""
+        if not self._has_kv:
+            return ()
         sequences = {sequence.slot: sequence for sequence in self._computed}
         known = []
         for segment in segments:

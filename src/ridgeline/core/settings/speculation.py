@@ -9,19 +9,34 @@ from ridgeline.core.settings.model import on_load
 from ridgeline.core.settings.reading import Needs, Reads, Tries
 
 Speculation = Literal[
-    "off", "ngram", "suffix", "recycling", "draft", "exit", "eagle3", "mtp", "combined", "adaptive"
+    "off",
+    "ngram",
+    "suffix",
+    "recycling",
+    "draft",
+    "exit",
+    "eagle3",
+    "mtp",
+    "medusa",
+    "combined",
+    "adaptive",
 ]
 DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a draft model
-HEAD_SPECULATION = ("eagle3", "mtp")  # those whose drafter reads the target's hidden states
-_NAMED_SPECULATION = (*DRAFT_MODEL_SPECULATION, "eagle3")  # those whose drafter has other files
+HEAD_SPECULATION = (
+    "eagle3",
+    "mtp",
+    "medusa",
+)  # those whose drafter reads the target's hidden states
+# Those whose drafter has files of its own.
+NAMED_SPECULATION = (*DRAFT_MODEL_SPECULATION, "eagle3", "medusa")
 EXIT_SPECULATION = ("exit", "combined", "adaptive")  # those that may use the target's first layers
 MAX_SPECULATIVE_TOKENS = 64
 
 _REUSE = Needs("reuse_kv", lambda config: config.reuse_kv)
 _GUESSES = Needs("speculation", lambda config: config.speculation != "off")
 _NAMING = Needs(
-    f"speculation {' or '.join(_NAMED_SPECULATION)}",
-    lambda config: config.speculation in _NAMED_SPECULATION,
+    f"speculation {' or '.join(NAMED_SPECULATION)}",
+    lambda config: config.speculation in NAMED_SPECULATION,
 )
 _DRAFTING = Needs(
     f"speculation {' or '.join((*DRAFT_MODEL_SPECULATION, *HEAD_SPECULATION))}",
@@ -53,8 +68,9 @@ class SpeculationSettings:
         speculation: how next tokens are guessed and verified together: off, ngram (looks in the
             prompt and output), suffix (and in earlier outputs), recycling (what was likely after
             the same token before), draft (a draft model), exit (the model's own first layers),
-            eagle3 (an EAGLE-3 drafter), mtp (the model's own layer for it), combined (ngram, else
-            draft or exit), adaptive (what pays), or an installed drafter. No output changes.
+            eagle3 (an EAGLE-3 drafter), mtp (the model's own layer for it), medusa (heads beside
+            it), combined (ngram, else draft or exit), adaptive (what pays), or an installed
+            drafter. No output changes.
         verification: how guesses are verified: exact, or rejection (Leviathan, Chen), which accepts
             more of a draft model's. Outputs are then distributed as without speculation, but they
             are not the same ones, and a request's own seed is refused.
@@ -62,8 +78,8 @@ class SpeculationSettings:
         draft_shape: chain, or tree: the most likely ones, several in one place, which takes fewer
             passes of a draft model and accepts more where tokens are sampled.
         draft_model: a smaller model with the same vocabulary; the embedded model has its own. Of
-            eagle3, a drafter of this model, which combined and adaptive take too; mtp for theirs to
-            be the model's own layer.
+            eagle3 and medusa, a drafter of this model. combined and adaptive take that of eagle3,
+            too, and mtp for the model's own layer.
         draft_layers: after how many layers of the model its own head guesses, in place of a draft
             model; without it, exit takes a quarter.
         draft_quantization: what a draft model's matrices are quantized to as they are loaded, none,

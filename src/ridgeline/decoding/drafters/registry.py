@@ -34,7 +34,7 @@ def make_drafter(
             return SuffixDrafter(is_tree=is_tree)
         case "recycling":
             return RecyclingDrafter(is_tree=is_tree)
-        case "draft" | "exit" | "eagle3" | "mtp":
+        case "draft" | "exit" | "eagle3" | "mtp" | "medusa":
             return ModelDrafter(is_tree=is_tree)
         case "combined":
             return FirstOf([NgramDrafter(is_tree=is_tree), ModelDrafter(is_tree=is_tree)])

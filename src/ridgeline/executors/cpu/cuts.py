@@ -20,7 +20,7 @@ _NATIVE = (
     ops.AddShared, ops.AddResidual, ops.Head, ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens,
     ops.GatherLogits, ops.GatherContext, ops.GatherSplits, ops.GatherRanges, ops.Xielu,
     ops.LayerEmbed, ops.LayerInput, ops.ScaleHidden, ops.SendHidden, ops.ReceiveHidden,
-    ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures,
+    ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures, ops.AddInner,
 )  # fmt: skip
 _NEVER_CUT = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache as once
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +24,7 @@ from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch, num_kept_rows
 from ridgeline.executors.cpu.cuts import cut_ops
-from ridgeline.executors.cpu.feature_ops import run_feature_op
+from ridgeline.executors.cpu.feature_ops import logits_by_depth, run_feature_op
 from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
 from ridgeline.executors.cpu.kv_selection import choose, ends_prompts
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
@@ -64,6 +64,7 @@ class _Model:
     adapters: NativeAdapters
     token_ids: Array | None
     is_head: bool
+    later: tuple[Program, ...]
 
     def adapters_of(self, batch: CPUBatch) -> Any:
         return self.adapters.of_batch([state.admission.adapter for state in batch.states])
@@ -109,21 +110,25 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._pool = self._group.pool if self._group is not None else shared_pool(level)
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():
-            cuts = cut_ops(model.ops)
+            cuts = cut_ops(model.all_ops)
             if cuts and weights_memory_bytes is not None:
                 raise SettingsError(
                     f"weights_memory_bytes is for models whose ops all have kernels; those of "
                     f"{model.spec.model_type} do not."
                 )
+            whole = replace(model, ops=model.all_ops)
             if model.is_exit:
                 weights = self._models[ModelRole.TARGET].weights
             elif packed_cache is None or cuts:
-                weights = pack_weights(self._pool, model, cuts=cuts)
+                weights = pack_weights(self._pool, whole, cuts=cuts)
             else:
-                weights = packed_cache.pack(self._pool, model)
+                weights = packed_cache.pack(self._pool, whole)
             if model.borrowed is not None:
                 weights = with_borrowed(weights, self._models[ModelRole.TARGET].weights, model)
-            program = Program(self._pool, model.spec, model.ops, weights, cuts, model.group)
+            program, *later = (
+                Program(self._pool, model.spec, each, weights, cuts, model.group)
+                for each in (model.ops, *model.later)
+            )
             if weights_memory_bytes is not None and role is ModelRole.TARGET:
                 native = [model.ops[place] for place in program.native]
                 program.stream(stream_weights(model.spec, weights, native, weights_memory_bytes))
@@ -137,6 +142,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 adapters=adapters,
                 token_ids=model.token_ids,
                 is_head=model.is_head,
+                later=tuple(later),
             )
             if model.shares_kv:
                 self.pools[role] = self.pools[ModelRole.TARGET]
@@ -172,7 +178,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
 
     def free(self) -> None:
         for model in self._models.values():
-            model.program.close()
+            for program in (model.program, *model.later):
+                program.close()
         for cache in self.pools.values():
             cache.close()
         self._models.clear()
@@ -212,8 +219,15 @@ class CPUExecutor(PoolExecutor[KVCache]):
         clock.lap("prepare_s")
         goes_on = self.awaited is not None and role is ModelRole.TARGET
         with self._recorded():
-            self._run_program(model, batch)
-            logits_NV = None if goes_on else self._logits_of(model, batch)
+            if model.later:
+                programs, vocab_size = (model.program, *model.later), model.spec.vocab_size
+                models = [replace(model, program=program) for program in programs]
+                logits_NV: Floats | None = logits_by_depth(
+                    programs, batch, vocab_size, lambda n: self._run_program(models[n], batch)
+                )
+            else:
+                self._run_program(model, batch)
+                logits_NV = None if goes_on else self._logits_of(model, batch)
         self._note_experts(role, model)
         clock.lap("forward_s")
         return batch, logits_NV

@@ -106,4 +106,6 @@ def widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
                 at_least(Buffer.INNER, op.weight.shape[1])
             case ops.JoinFeatures():
                 at_least(Buffer.INNER, 2 * op.hidden_size)
+            case ops.AddInner():
+                at_least(Buffer.INNER, op.hidden_size)
     return found

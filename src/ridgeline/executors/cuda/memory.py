@@ -86,7 +86,7 @@ def _op_width(op: ops.Op) -> int:
             return 4 * op.width
         case ops.ScaleHidden() | ops.SendHidden() | ops.ReceiveHidden():
             return 0
-        case ops.KeepFeatures() | ops.ReadFeatures() | ops.JoinFeatures():
+        case ops.KeepFeatures() | ops.ReadFeatures() | ops.JoinFeatures() | ops.AddInner():
             raise AssertionError("of a drafter that this executor refuses")
         case ops.GateHeads():
             return 2 * op.weight.shape[0]

@@ -1,6 +1,7 @@
 """`ReferenceExecutor`: plain PyTorch, the shortest code that is right."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -9,6 +10,7 @@ from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.recorded_step import OpSpan
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.executors.base import PoolExecutor
+from ridgeline.executors.features import depths_of_rows
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import SegmentContext, SegmentRows, num_logit_rows
@@ -103,6 +105,8 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
     ) -> tuple[Batch, Callable[[int], SegmentRows]]:
         batch = build_batch(segments, self.states, role, is_head=self._models[role].is_head)
         clock.lap("prepare_s")
+        if self._models[role].later:
+            return batch, self._rows_by_depth(batch, role, clock)
         forward = Forward(self._models[role], self._weights[role], self.pools[role], batch)
         is_recorded = self.recorder is not None
         hidden_TD = forward.run_recorded(spans) if is_recorded else forward.run()
@@ -127,6 +131,30 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
             return SegmentRows(as_array(logits), lambda: as_array(hidden_SD))
 
         return batch, rows_of
+
+    def _rows_by_depth(
+        self, batch: Batch, role: ModelRole, clock: Clock
+    ) -> Callable[[int], SegmentRows]:
+        """Each row by what drafts at its distance."""
+        model, depths = self._models[role], depths_of_rows(batch.segments)
+        programs, found = (model.ops, *model.later), dict[int, tuple[Forward, torch.Tensor]]()
+        for depth in sorted({*depths}):
+            own = replace(model, ops=programs[depth], later=())
+            forward = Forward(own, self._weights[role], self.pools[role], batch)
+            found[depth] = forward, forward.run()
+        clock.lap("forward_s")
+        ranges = batch.ranges()
+
+        def rows_of(number: int) -> SegmentRows:
+            item, first, last = ranges[number]
+            logits = []
+            for row in range(last - num_logit_rows(item.segment), last):
+                forward, hidden_TD = found[depths[row]]
+                logits.append(forward.logits(hidden_TD[row : row + 1]))
+            hidden_SD = found[depths[first]][1][first:last]
+            return SegmentRows(as_array(torch.cat(logits)), lambda: as_array(hidden_SD))
+
+        return rows_of
 
     def draft_logits(
         self, segments: Sequence[Segment], role: ModelRole, clock: Clock

@@ -83,6 +83,8 @@ class Forward(TokenOps):
             case ops.JoinFeatures():
                 parts = self.buffers[op.first], self.buffers[op.second]
                 self.buffers["inner"] = torch.cat(parts, dim=-1)
+            case ops.AddInner():
+                self.buffers["h"] = self.buffers["h"] + self.buffers["inner"]
             case ops.KVWrite():
                 self._write_kv(op)
             case ops.Attend():
