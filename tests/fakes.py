@@ -171,11 +171,22 @@ class FakeExecutor:
             table = tables[update.group]
             assert update.first <= len(table)
             table[update.first : update.first + len(update.blocks)] = update.blocks
+        for reuse in segment.reuses:
+            self._reuse(tables, reuse)
         rows = []
         for position, token in enumerate(segment.token_ids, start=segment.start):
             rows += self._store(a_pass.role, tables, position, token)
             self._pass_state(segment, tables, position, token)
         return rows
+
+    def _reuse(self, tables, reuse) -> None:
+        role = ModelRole.TARGET
+        for group, source in enumerate(reuse.blocks):
+            for position in range(reuse.start, reuse.stop):
+                block, offset = divmod(position - reuse.first, self.block_tokens)
+                into, at = divmod(position, self.block_tokens)
+                token = self._kv[role, group, source[block], offset]
+                self._kv[role, group, tables[group][into], at] = token
 
     def _pass_state(self, segment: Segment, tables, position: int, token: int) -> None:
         """Let the sequence's state take in a token, which has to be the one that follows."""

@@ -236,3 +236,17 @@ def test_kv_compression_is_of_a_request(http):
     response = http.post("/v1/completions", json={**body, "kv_compression": {"window": 0}})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("kv_compression")
+
+
+def test_documents_are_marked_in_a_request(http):
+    document = "the cat sat on the mat " * 4
+    body = {"prompt": f"Read: {document} Who sat?", "max_tokens": 2, "segments": [document]}
+    assert http.post("/v1/completions", json=body).status_code == 200
+    for wrong, told in (
+        ({"segment_reuse": 16}, "enable_segment_reuse"),
+        ({"segment_reuse": "some"}, "segment_reuse"),
+        ({"segments": "text"}, "segments"),
+    ):
+        response = http.post("/v1/completions", json={**body, **wrong})
+        assert response.status_code == 400
+        assert told in response.json()["error"]["message"]

@@ -249,7 +249,7 @@ def _argument_options(name: str, hint: Any) -> dict[str, Any]:
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if origin is tuple:
-        item = typing.get_args(kind)[0]
+        (item, *_) = union_members(typing.get_args(kind)[0])
         return {"action": "append", "type": _READERS[item], "metavar": item.__name__.upper()}
     if name.endswith("_bytes"):
         return {"type": num_bytes, "metavar": "SIZE"}

@@ -183,15 +183,14 @@ def check_source(model: LayeredModel) -> None:
         UnsupportedModelError: the model is quantized already, or no folder of safetensors.
     """
     path = model.stored.path
-    expanding = f"ridgeline convert {path} FLOATS --format safetensors expands it."
     if not path.is_dir():
         raise UnsupportedModelError(
-            f"{path} is a GGUF file, and this starts from a folder of safetensors; {expanding}"
+            f"{path} is a GGUF file; quantize starts from a folder of safetensors."
         )
     if model.stored.quantization is not None:
         raise UnsupportedModelError(
             f"{path} is quantized already, and rounding twice adds up; start from the model that "
-            f"it was made of. If there is none, {expanding}"
+            "it was made of."
         )
 
 

@@ -74,6 +74,7 @@ class ResolvedConfig:
     scheduling_policy: str = "fcfs"
     num_ranks: int = 1
     context_ranks: int = 1
+    enable_segment_reuse: bool = False
 
 
 def resolve(
@@ -163,6 +164,7 @@ def resolve(
         scheduling_policy=config.scheduling_policy,
         num_ranks=config.num_ranks,
         context_ranks=config.context_parallel_size,
+        enable_segment_reuse=config.enable_segment_reuse,
     )
 
 

@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ridgeline.core.kv_compression import KVSelection, KVWindow
+from ridgeline.core.kv_reuse import KVReuse
 from ridgeline.core.pooling import Pooling
 from ridgeline.core.sampling_params import SamplingParams
 
@@ -163,6 +164,9 @@ class Segment(NamedTuple):
 
     ``state_saves`` are at positions that the segment computes, or the steps that repeat it.
 
+    ``reuses`` lie before ``start``, and become the sequence's before anything of the pass is
+    computed, once the tables are those of ``block_updates``.
+
     A segment is void if one of its references stands for a token that was not yielded: a draft was
     rejected, a replay was aborted, or the sequence ended. Nothing is computed for it and its result
     is empty. So a step can be submitted on the assumption that all drafts will be accepted.
@@ -181,6 +185,7 @@ class Segment(NamedTuple):
     state_saves: tuple[StateSave, ...] = ()
     window: KVWindow | None = None
     selection: KVSelection | None = None
+    reuses: tuple[KVReuse, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -281,6 +286,7 @@ def _check_segment(segment: Segment, *, replayed: bool) -> None:
     grown = bool(segment.parents) and set(segment.parents) == {GROWN}
     assert grown or all(-1 <= parent < i for i, parent in enumerate(segment.parents))
     assert not segment.num_drafts or segment.outputs.sample
+    assert all(each.first <= each.start < each.stop <= segment.start for each in segment.reuses)
     chosen = segment.selection
     assert chosen is None or (segment.start <= chosen.start and segment.stop == chosen.stop)
     assert not replayed or (segment.outputs == Outputs(sample=True) and not segment.num_drafts)

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from ridgeline.core.kv_reuse import ReusedRange
 from ridgeline.core.pooling import Pooling
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.core.sampling_params import SamplingParams
@@ -43,6 +44,9 @@ class Request:
     them itself. ``params`` count them (``max_tokens``, penalties, the grammar).
 
     ``expected_token_ids`` are drafts: an output that the caller expects in whole or in part.
+
+    ``reused`` is what the prompt takes of documents, which needs a ``cache_key``; ``is_document``:
+    it is such a document, and nothing but its KV is wanted.
     """
 
     request_id: int
@@ -62,12 +66,14 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     draft_namespace: str | None = None
+    reused: tuple[ReusedRange, ...] = ()
+    is_document: bool = False
     arrival_s: float = field(default_factory=time.monotonic)
 
     @property
     def generates(self) -> bool:
         """Whether output tokens are wanted."""
-        return not (self.wants_logits or self.pooling)
+        return not (self.wants_logits or self.pooling or self.is_document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 from ridgeline.core.checks import check_float, check_int
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.kv_compression import KVCompression
+from ridgeline.core.kv_reuse import Marked, SegmentReuse, check_reuse, read_segments
 from ridgeline.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 128
@@ -50,6 +51,10 @@ class SamplingParams:
             {"choice": [texts]}, {"grammar": Lark} or {"format": name}.
         kv_compression: which tokens stay in the KV cache: {"window": tokens, "sinks": tokens}, or
             {"method": "snapkv", "budget": tokens}.
+        segments: documents in the prompt, as texts or token ids, whose KV may be taken from where
+            it was computed before, wherever they stand.
+        segment_reuse: of each of them so many first tokens are computed all the same; with "all"
+            nothing changes.
 
     Log-probabilities are those of the raw model, before penalties, temperature and truncation.
 
@@ -78,6 +83,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
     kv_compression: KVCompression | None = None
+    segments: tuple[Marked, ...] = ()
+    segment_reuse: SegmentReuse = "all"
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1, MAX_SAMPLES)
@@ -101,6 +108,8 @@ class SamplingParams:
             self, "structured_outputs", StructuredOutputs.of(self.structured_outputs)
         )
         object.__setattr__(self, "kv_compression", KVCompression.of(self.kv_compression))
+        object.__setattr__(self, "segments", read_segments(self.segments))
+        check_reuse(self.segment_reuse)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})."

@@ -14,6 +14,7 @@ from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.observing import keep_errors, make_observer, step_price
 from ridgeline.engine.request_factory import RequestFactory
+from ridgeline.engine.segment_gate import check_segment_reuse
 from ridgeline.engine.speculation import (
     load_draft,
     make_grammars,
@@ -80,6 +81,9 @@ class Engine:
         self.executor.allocate_kv(resolved.num_blocks)
         if resolved.num_draft_blocks:
             self.executor.allocate_kv(resolved.num_draft_blocks, ModelRole.DRAFT)
+        if config.enable_segment_reuse:
+            ops = models[ModelRole.TARGET].ops
+            check_segment_reuse(self.executor, ops, config, resolved)
         self.observer = make_observer(config, models, self.executor)
         price = step_price(self.observer)
         self.grammars = make_grammars(loaded)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ridgeline.core.cache_groups import shares_kv
 from ridgeline.core.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from ridgeline.core.kv_compression import KVCompression
+from ridgeline.core.kv_reuse import ReusedRange, reused_ranges
 from ridgeline.core.philox import derive_seed
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
@@ -15,6 +16,7 @@ from ridgeline.core.spec import AttentionSpec
 from ridgeline.engine.cache_keys import cache_key
 from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.prompts import check_token_ids
+from ridgeline.engine.segments import find_segments
 from ridgeline.executors.registry import executor_traits
 
 
@@ -104,6 +106,11 @@ class RequestFactory:
         is_whole = params.kv_compression is None and not reports_prompt
         uses_cache = info.config.enable_prefix_caching and is_whole
         key = self._cache_key(len(token_ids), slot, cache_salt) if uses_cache else None
+        reused: tuple[ReusedRange, ...] = ()
+        if params.segments and params.segment_reuse != "all":
+            reused = self._reused(
+                token_ids, params, length + room, reports=room == 0 or not uses_cache
+            )
         if params.seed is not None:
             seed = params.seed
         elif seed is None:
@@ -111,7 +118,7 @@ class RequestFactory:
         return Request(
             request_id=number,
             prompt_token_ids=tuple(token_ids),
-            params=params,
+            params=replace(params, segments=()) if params.segments else params,
             seed=seed,
             output_token_ids=tuple(output_token_ids),
             first_sample=first_sample,
@@ -123,11 +130,42 @@ class RequestFactory:
             second_start=second_start if (info.spec.token_types or 1) > 1 else None,
             cache_key=key,
             draft_namespace=f"{slot}/{cache_salt}",
+            reused=reused,
             tenant=tenant,
             priority=priority,
             deadline_s=deadline_s,
             arrival_s=time.monotonic() if arrival_s is None else arrival_s,
         )
+
+    def _reused(
+        self, token_ids: Sequence[int], params: SamplingParams, length: int, *, reports: bool
+    ) -> tuple[ReusedRange, ...]:
+        """What a request takes of the documents that it marks; ``length`` is that of its context at
+        the start, and ``reports`` whether more than output is wanted."""
+        config = self._info.config
+        if not config.enable_segment_reuse:
+            raise InvalidRequestError(
+                "segment_reuse needs an engine with enable_segment_reuse, which checks the model "
+                'for it as it is loaded; or leave it at "all".'
+            )
+        if params.kv_compression is not None or reports:
+            what = "kv_compression" if params.kv_compression else "prompt_logprobs, nor logits"
+            raise InvalidRequestError(f"segment_reuse does not work with {what}.")
+        reused = reused_ranges(
+            find_segments(token_ids, params.segments, self._info.tokenizer),
+            params.segment_reuse,
+            num_prompt_tokens=len(token_ids),
+            block_tokens=config.block_tokens,
+        )
+        most = length if params.max_tokens is None else len(token_ids) + params.max_tokens
+        blocks = sum((each.stop - each.first) // config.block_tokens for each in reused)
+        blocks += -(-min(most, config.max_model_len) // config.block_tokens)
+        if reused and blocks > min(config.num_blocks):
+            raise InvalidRequestError(
+                f"The prompt and its documents take {blocks} KV blocks together, and the pool has "
+                f'{min(config.num_blocks)}: mark fewer segments, or leave segment_reuse at "all".'
+            )
+        return reused
 
     def _adapter_slot(self, name: str | None) -> int:
         if name is None:

@@ -62,6 +62,7 @@ class ExecutorTraits:
         calibrated_formats: weights that its steps are calibrated in; none: it is not calibrated.
         own_bench: one sentence on what measures it where `ridgeline bench` does not.
         compresses_kv: whether a request may leave tokens out of its KV.
+        moves_kv: whether it takes KV over that was computed at other positions.
         streams_weights: whether weights may stay on disk between steps.
         keeps_states: whether it runs models with states of sequences beside KV.
         shares_kv: whether it runs models some of whose layers read the K and V of others.
@@ -91,6 +92,7 @@ class ExecutorTraits:
     calibrated_formats: Sequence[str] = ()
     own_bench: str | None = None
     compresses_kv: bool = True
+    moves_kv: bool = False
     streams_weights: bool = False
     keeps_states: bool = True
     shares_kv: bool = True

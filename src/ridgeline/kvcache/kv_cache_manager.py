@@ -7,9 +7,11 @@ from ridgeline.core.config import MIN_STATES, blocks_per_sequence
 from ridgeline.core.context_ranks import context_blocks
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, OverloadedError
 from ridgeline.core.kv_compression import KVSelection, KVWindow
+from ridgeline.core.kv_reuse import ReusedRange
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import PrefixCache
 from ridgeline.kvcache.reports import KVUsage
+from ridgeline.kvcache.sequence_documents import SequenceDocuments
 from ridgeline.kvcache.sequence_kv import SequenceKV
 from ridgeline.kvcache.tiers import Transfers
 
@@ -45,8 +47,18 @@ class KVCacheManager:
         max_length: int,
         seen: KVWindow | None = None,
         selection: KVSelection | None = None,
+        token_ids: Sequence[int] = (),
+        reused: Sequence[ReusedRange] = (),
     ) -> SequenceKV:
-        """What a sequence holds that has no blocks yet; see `SequenceKV`."""
+        """What a sequence holds that has no blocks yet; see `SequenceKV`.
+
+        ``reused`` is what its prompt, ``token_ids``, takes of documents.
+        """
+        documents = None
+        if reused:
+            assert root_key is not None, "documents are in the prefix cache"
+            documents = SequenceDocuments(self._cache, root_key, token_ids, reused)
+            root_key = documents.root_key
         return SequenceKV(
             self._cache,
             self._transfers,
@@ -55,6 +67,7 @@ class KVCacheManager:
             max_length=max_length,
             seen=seen,
             selection=selection,
+            documents=documents,
         )
 
     def has_free(self, count: int) -> bool:

@@ -9,6 +9,7 @@ from ridgeline.core.kv_compression import KVSelection, KVWindow
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate, StateSave
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache
+from ridgeline.kvcache.sequence_documents import SequenceDocuments
 from ridgeline.kvcache.sequence_states import SequenceStates
 from ridgeline.kvcache.tiers import Load, Look, Transfers
 
@@ -42,6 +43,7 @@ class SequenceKV:
         num_writable: positions that can be written without a change of the tables.
         seen: what every token sees, in groups without a window.
         selection: what stays of the prompt, in those.
+        documents: what the prompt takes of documents; then ``root_key`` is theirs.
         num_cached: tokens found in the prefix cache at the first admission, ``None`` before that.
     """
 
@@ -61,6 +63,7 @@ class SequenceKV:
         "_tenant",
         "_transfers",
         "_windows",
+        "documents",
         "num_cached",
         "num_computed",
         "num_writable",
@@ -78,6 +81,7 @@ class SequenceKV:
         max_length: int,
         seen: KVWindow | None = None,
         selection: KVSelection | None = None,
+        documents: SequenceDocuments | None = None,
     ) -> None:
         is_whole = seen is None and selection is None
         assert is_whole or root_key is None, "what is not seen is of no prefix"
@@ -92,7 +96,7 @@ class SequenceKV:
         self._max_length = max_length
         self._tables: list[list[int]] = [[] for _ in self._pools]
         self._num_sent = [0] * len(self._pools)  # table entries that the executor was told of
-        self.seen, self.selection = seen, selection
+        self.seen, self.selection, self.documents = seen, selection, documents
         self._windows = cache.windows
         sinks = 0 if selection is None else self._num_columns(selection.num_chosen)
         if seen is not None:
@@ -116,6 +120,8 @@ class SequenceKV:
 
     @property
     def holds_blocks(self) -> bool:
+        if self.documents is not None and self.documents.holds_blocks:
+            return True
         return any(self._tables) or (self._states is not None and bool(self._states.held))
 
     @property
@@ -132,7 +138,8 @@ class SequenceKV:
     def held(self, group: int) -> Sequence[int]:
         """The blocks of a group that are held, states' included; `NO_BLOCK` among them."""
         if group < len(self._tables):
-            return self._tables[group]
+            own = self._tables[group]
+            return own if self.documents is None else [*own, *self.documents.held(group)]
         return () if self._states is None else self._states.held
 
     def reuse_prefix(self, token_ids: Sequence[int]) -> None:
@@ -146,6 +153,8 @@ class SequenceKV:
             self._num_given_up[group] = table.count(NO_BLOCK)
         size = self._cache.block_tokens
         self.num_computed = len(self._nodes) * size
+        if self.documents is not None:
+            self.documents.hold(self.num_computed)
         if self._states is not None:
             checkpoint = tables[-1][-1] if self._nodes else None
             marks = (num_nodes * size, (len(token_ids) - 1) // size * size)
@@ -191,6 +200,8 @@ class SequenceKV:
         if self.num_cached is not None:
             return
         self.num_cached = len(self._nodes) * self._cache.block_tokens
+        if self.documents is not None:
+            self.num_cached += self.documents.num_found(self.num_computed)
         if self._root_key is not None:
             self._cache.stats.queried_tokens += num_tokens
             self._cache.stats.hit_tokens += self.num_cached
@@ -213,7 +224,7 @@ class SequenceKV:
             held = sum(entry != NO_BLOCK for entry in table)
             fresh = self._most_blocks(group, length) - held
             twins = self._shared_blocks(table, pool, self.num_computed)
-            if not pool.has_room(table, fresh, twins, (each._tables[group] for each in others)):
+            if not pool.has_room(table, fresh, twins, (each.held(group) for each in others)):
                 return False
         return True
 
@@ -226,6 +237,8 @@ class SequenceKV:
         if num_computed >= self._note_at:
             self._cache_full_blocks(token_ids)
             self._give_up_unseen_blocks()
+            if self.documents is not None:
+                self.documents.advance(num_computed)
             if self._states is not None:
                 self._states.advance(num_computed, self._nodes)
             self._note_at = self._next_note()
@@ -349,6 +362,8 @@ class SequenceKV:
             self._num_given_up[group] = self._num_sinks[group]
         if self._states is not None:
             self._states.release()
+        if self.documents is not None:
+            self.documents.release()
         self._nodes = []
         self.num_computed = self.num_writable = self._note_at = 0
 
@@ -394,6 +409,8 @@ class SequenceKV:
                 at = min(at, (self._num_given_up[group] + 1) * size + window - 1)
         if self.selection is not None and self.num_computed < self.selection.stop:
             at = min(at, self.selection.stop)
+        if self.documents is not None and (taken := self.documents.next_note()) is not None:
+            at = min(at, taken)
         return at if self._states is None else min(at, self._states.next_note)
 
     def _most_blocks(self, group: int, length: int) -> int:

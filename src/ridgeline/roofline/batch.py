@@ -22,7 +22,8 @@ class BatchShape:
 
     ``logit_rows`` are the positions of all segments whose logits are wanted. ``adapters`` are the
     LoRA adapters in use, each with the tokens that go through it. In layers without a window,
-    tokens of segment i see the last ``windows[i]`` tokens, and the first ``sinks[i]``.
+    tokens of segment i see the last ``windows[i]`` tokens, and the first ``sinks[i]``. K and V of
+    ``num_reused`` tokens are taken over from where they were computed before.
     """
 
     starts: Integers
@@ -31,6 +32,7 @@ class BatchShape:
     adapters: tuple[tuple[int, int], ...] = ()
     windows: Integers | None = None
     sinks: Integers | None = None
+    num_reused: int = 0
 
     @cached_property
     def num_tokens(self) -> int:
@@ -103,8 +105,10 @@ def prefill_batch(num_tokens: int, *, batch_size: int = 1, start: int = 0) -> Ba
 def batch_of(segments: Sequence[Segment], adapters: Mapping[int, int] = NO_ADAPTERS) -> BatchShape:
     """The batch that segments of a pass make; ``adapters`` are those of slots that have one."""
     bounds: list[int] = []
-    rows = 0
+    rows = num_reused = 0
     for segment in segments:
+        for reuse in segment.reuses:
+            num_reused += reuse.num_tokens
         bounds += (segment.start, segment.stop)
         outputs = segment.outputs
         if outputs.every_position:
@@ -121,6 +125,7 @@ def batch_of(segments: Sequence[Segment], adapters: Mapping[int, int] = NO_ADAPT
         adapters=used,
         windows=windows,
         sinks=sinks,
+        num_reused=num_reused,
     )
 
 

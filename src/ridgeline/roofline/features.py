@@ -17,7 +17,7 @@ from ridgeline.roofline.batch import BatchShape
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import adapter_work, experts_touched, op_work
-from ridgeline.roofline.price import op_costs, pass_work, remember
+from ridgeline.roofline.price import op_costs, pass_work, remember, reuse_work
 from ridgeline.roofline.work import Work
 
 STEP, OP, SEGMENT, SEQUENCE, ROW, LINK, OTHER = (
@@ -57,6 +57,8 @@ def pass_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> Ter
     alone, overlaps = terms.alone, [*terms.overlaps]
     alone[SEQUENCE] = float(batch.num_segments)
     alone[SEGMENT] = float(batch.num_segments * sum(n for _, n in model.attention_ops))
+    if batch.num_reused:
+        _add(alone, OTHER, reuse_work(model, batch).num_bytes / memory)
     peak = ceilings.peak_flops(model.activations)
     for op, count in model.state_ops:
         work = op_work(op, batch, model)

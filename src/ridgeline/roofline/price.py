@@ -54,7 +54,16 @@ def pass_work(model: PricedModel, batch: BatchShape) -> Work:
     work = _token_work(model, batch)
     for op, count in (*model.attention_ops, *model.state_ops):
         work = work + op_work(op, batch, model) * count
-    return work
+    return work + reuse_work(model, batch)
+
+
+def reuse_work(model: PricedModel, batch: BatchShape) -> Work:
+    """What it takes to take K and V over: each is read and written once, on one rank."""
+    if not batch.num_reused:
+        return NOTHING
+    of_token = sum(len(each.layers) * model.kv_token_bytes(each) for each in model.groups)
+    num_bytes = batch.num_reused * of_token
+    return Work(kv_read_bytes=num_bytes, kv_write_bytes=num_bytes)
 
 
 def _token_work(model: PricedModel, batch: BatchShape) -> Work:

@@ -64,7 +64,7 @@ class SeparablePredictor(StepPredictor):
                 prompts.append((start, stop))
             else:
                 return None
-            if segment.window is not None or segment.outputs.every_position:
+            if segment.window or segment.reuses or segment.outputs.every_position:
                 return None
         total = self._step_s(num_tokens, rows, len(a_pass.segments))
         if prompts:

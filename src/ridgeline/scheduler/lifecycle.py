@@ -80,7 +80,7 @@ class Lifecycle:
         self.waiting.admitted(sequence, now_s)
         if not sequence.was_admitted:
             sequence.kv.count_hit(len(sequence.token_ids))
-            num_missing = len(sequence.token_ids) - sequence.kv.num_computed
+            num_missing = sequence.num_to_compute
             self._policy.charge(sequence, num_missing, 0)
             if request.params.n > 1:
                 sequence.token_ids = list(sequence.token_ids)  # until now shared by the samples
@@ -127,9 +127,11 @@ class Lifecycle:
         if not self.waiting.drop_fork(sequence):
             if sequence.status is SequenceStatus.RUNNING:
                 self._leave(sequence)
-                self._pricing.observe_output(sequence.num_output_tokens)
+                if not sequence.request.is_document:
+                    self._pricing.observe_output(sequence.num_output_tokens)
             else:
-                self.waiting.remove(sequence)
+                for document in self.waiting.remove(sequence):
+                    self.finish(document, reason)
             for fork in self.waiting.release_forks(sequence.request):
                 fork.status, fork.finish_reason = SequenceStatus.FINISHED, reason
         sequence.kv.release()

@@ -1,5 +1,6 @@
 """What a step computes: decodes first, then prompts; drafts and replays in what is left."""
 
+from ridgeline.core.kv_reuse import KVReuse
 from ridgeline.core.plan import (
     BlockTableUpdate,
     Outputs,
@@ -115,8 +116,12 @@ class Planner:
     def _plan_prompt(self, sequence: Sequence, step: Step) -> None:
         if sequence.status is not SequenceStatus.RUNNING or sequence in step.busy:
             return  # preempted for another, and perhaps admitted again
-        start = sequence.num_planned
+        start, documents = sequence.num_planned, sequence.kv.documents
+        if documents is not None:
+            start, _ = documents.taken(start)
         count = self._grant(sequence.num_known - start, start, step)
+        if documents is not None:
+            count = documents.clip(start, start + count) - start
         if sequence.kv.selection is not None:
             count = sequence.kv.selection.clipped(start, start + count) - start
         if count:
@@ -135,11 +140,14 @@ class Planner:
 
         There may be hundreds in a step: what does not concern a plain decode is not looked at.
         """
-        kv, known, start = sequence.kv, sequence.token_ids, sequence.num_planned
+        kv, known, first = sequence.kv, sequence.token_ids, sequence.num_planned
+        start, reuses = first, tuple[KVReuse, ...]()
+        if kv.documents is not None:
+            start, reuses = kv.documents.taken(first)
         stop = start + count
         if stop > kv.num_writable:
-            stop = self._make_room(sequence, start, stop, step)
-            if stop == start:
+            stop = self._make_room(sequence, first, stop, step)
+            if stop == first:
                 return
         step.busy.add(sequence)
         is_plain = sequence.is_plain
@@ -169,7 +177,7 @@ class Planner:
         updates: tuple[BlockTableUpdate, ...] = ()
         saves: tuple[StateSave, ...] = ()
         if end > kv.num_writable:
-            updates, copies, saves = kv.prepare_write(start, end, reserve=len(known))
+            updates, copies, saves = kv.prepare_write(first, end, reserve=len(known))
             step.copies += copies
         assert sequence.slot is not None
         segment = Segment(
@@ -179,6 +187,8 @@ class Planner:
         if (selection := kv.selection) is not None:
             chosen = selection if end == selection.stop else None
             segment = segment._replace(window=selection.seen(start), selection=chosen)
+        if reuses:
+            segment = segment._replace(reuses=reuses)
         may_continue = (
             samples and not drafts and not outputs.masked and stop + 1 < sequence.max_length
         )

@@ -179,11 +179,10 @@ class Pricing:
         """
         if self._scale is None:
             return 0.0
-        params, length = sequence.request.params, len(sequence.token_ids)
+        params = sequence.request.params
         tokens = min(params.max_tokens or math.inf, self._output_tokens)
         steps = max(0.0, tokens - sequence.num_output_tokens - 1)
-        num_computed = sequence.kv.num_computed
-        prompt_s = self.segment_s(length - num_computed, num_computed)
+        prompt_s = self.segment_s(sequence.num_to_compute, sequence.kv.num_computed)
         return prompt_s + steps * self._step_s
 
 

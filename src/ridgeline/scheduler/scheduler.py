@@ -72,7 +72,7 @@ class Scheduler:
             self.prefix_cache, self.transfers, max_length=config.max_model_len
         )
         self._policy = create_policy(config.scheduling_policy, config.tenant_weights)
-        self._waiting = Waiting(config, self._policy, self._pricing, self.transfers)
+        self._waiting = Waiting(config, self._policy, self._pricing, self.transfers, self._kv)
         self._lifecycle = Lifecycle(
             config, self._policy, self._waiting, self.speculation, self._pricing
         )
@@ -156,6 +156,8 @@ class Scheduler:
                     max_length=limit,
                     seen=None if compression is None else compression.seen,
                     selection=None if compression is None else compression.selection(num_prompt),
+                    token_ids=request.prompt_token_ids,
+                    reused=request.reused,
                 ),
                 max_length=limit,
                 lane=lane,
@@ -226,7 +228,7 @@ class Scheduler:
             applied = self._outcomes.apply(flight.sequences, a_pass, outcomes)
             if not self.config.reuse_kv:
                 self._lifecycle.forget_kv(each.sequence for each in applied if each.new_token_ids)
-            updates += applied
+            updates += [each for each in applied if not each.sequence.request.is_document]
         self._had_running = self.num_running > 0
         return updates
 
@@ -315,7 +317,8 @@ class Scheduler:
     def _shed_for(self, newcomer: Request) -> None:
         """Make places in a full queue, or raise `OverloadedError`."""
         for sequence in self._waiting.who_gives_place(newcomer):
-            self._shed += [sequence, *self._waiting.forks_of(sequence.request)]
+            if not sequence.request.is_document:
+                self._shed += [sequence, *self._waiting.forks_of(sequence.request)]
             self.finish(sequence, FinishReason.SHED)
 
 

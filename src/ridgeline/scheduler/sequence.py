@@ -118,6 +118,13 @@ class Sequence:
         )
 
     @property
+    def num_to_compute(self) -> int:
+        """Of the tokens known, those that are neither in the cache nor taken of documents."""
+        kv, documents = self.kv, self.kv.documents
+        num_taken = 0 if documents is None else documents.num_taken(kv.num_computed)
+        return len(self.token_ids) - kv.num_computed - num_taken
+
+    @property
     def was_admitted(self) -> bool:
         """Whether it has run, now or before a preemption."""
         return self.kv.num_cached is not None

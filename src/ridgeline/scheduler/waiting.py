@@ -6,9 +6,11 @@ from math import inf
 
 from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.request import Request
+from ridgeline.kvcache import KVCacheManager
 from ridgeline.kvcache.tiers import Load, Look, Transfers
 from ridgeline.scheduler.batching import create_batching
 from ridgeline.scheduler.config import SchedulerConfig
+from ridgeline.scheduler.documents import Documents, DocumentsWait
 from ridgeline.scheduler.overload import DrainRate
 from ridgeline.scheduler.policies import QueuePolicy, Rank
 from ridgeline.scheduler.pricing import Pricing
@@ -17,7 +19,8 @@ from ridgeline.scheduler.waiting_queue import WaitingQueue
 
 
 class Waiting:
-    """The queue; beside it sequences whose KV is being loaded from tiers, and samples held back.
+    """The queue; beside it sequences whose KV is being loaded from tiers, or whose documents are
+    computed first, and samples held back.
 
     The samples of a request but the first are held back until the prompt is computed.
 
@@ -31,6 +34,7 @@ class Waiting:
         policy: QueuePolicy,
         pricing: Pricing,
         transfers: Transfers | None,
+        kv: KVCacheManager,
     ) -> None:
         self._config = config
         self._policy = policy
@@ -41,7 +45,8 @@ class Waiting:
         )
         self._queue = WaitingQueue(policy)
         self._holders: dict[Sequence, None] = {}
-        self._loading: dict[Sequence, Load | Look] = {}
+        self._documents = Documents(kv)
+        self._loading: dict[Sequence, Load | Look | DocumentsWait] = {}
         self._forks: dict[int, list[Sequence]] = {}  # held back, by request
         self._num_forks = 0
         self._drain_rate = DrainRate()
@@ -66,10 +71,12 @@ class Waiting:
         self._queue.push(sequence)
         self._note_blocks(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> list[Sequence]:
+        """Returns the documents that were computed for it alone, and are not wanted any more."""
         if self._loading.pop(sequence, None) is None:
             self._queue.remove(sequence)
             self._holders.pop(sequence, None)
+        return self._documents.end_wait(sequence)
 
     @property
     def has_forks(self) -> bool:
@@ -201,7 +208,8 @@ class Waiting:
 
     def start_load(self, sequence: Sequence) -> bool:
         """Have the tiers load what they have of a sequence that may enter, if that beats computing;
-        those that are unsure look first.
+        those that are unsure look first. Of documents in its prompt, have those computed first
+        that are nowhere.
 
         This is how a sequence that was preempted comes back: swapped in, or computed again.
         """
@@ -212,15 +220,26 @@ class Waiting:
                 self.remove(sequence)
                 self._loading[sequence] = look
                 return True
-        if not sequence.may_load:
-            return False
-        sequence.may_load = False
-        load = sequence.kv.load_rest(sequence.token_ids, self._compute_s)
+        load = None
+        if sequence.may_load:
+            sequence.may_load = False
+            load = sequence.kv.load_rest(sequence.token_ids, self._compute_s)
         if load is None:
-            return False
+            return self._await_documents(sequence)
         self.remove(sequence)
         self._loading[sequence] = load
         self.num_loads += 1
+        return True
+
+    def _await_documents(self, sequence: Sequence) -> bool:
+        wait, new = self._documents.await_missing(sequence)
+        if wait is None:
+            return False
+        self._queue.remove(sequence)
+        self._holders.pop(sequence, None)
+        self._loading[sequence] = wait
+        for document in new:
+            self.push(document)
         return True
 
     def land_loads(self) -> None:
@@ -228,17 +247,22 @@ class Waiting:
 
         So do those whose look is late, which compute what a tier may have.
         """
-        if self._transfers is None:
+        if self._transfers is not None:
+            self._transfers.poll()
+        elif not self._loading:
             return
-        self._transfers.poll()
         done = [
             each
             for each, load in self._loading.items()
             if load.is_done or (isinstance(load, Look) and load.is_late)
         ]
         for sequence in done:
-            del self._loading[sequence]
+            awaited = self._loading.pop(sequence)
+            if isinstance(awaited, DocumentsWait):
+                self._documents.end_wait(sequence)
+                sequence.kv.reuse_prefix(sequence.token_ids)  # before they are evicted
             self._queue.push(sequence)
+            self._note_blocks(sequence)
 
     def check_integrity(self) -> None:
         """Assert that it is known how many wait, and who holds blocks."""
@@ -246,6 +270,7 @@ class Waiting:
         for sequence in self._queue:
             assert (sequence in self._holders) == sequence.kv.holds_blocks
         assert not any(sequence.kv.holds_blocks for sequence in self._loading)
+        self._documents.check_integrity(self._loading)
 
     def last_of(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """The one of them that the policy puts last."""

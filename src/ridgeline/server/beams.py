@@ -14,7 +14,8 @@ _NO_PART: Mapping[str, Sequence[object]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "stop": ([],),
     "stop_token_ids": ([],), "min_tokens": (0,), "include_stop_str_in_output": (False,),
     "prompt_logprobs": (), "structured_outputs": (), "guided_json": (), "guided_regex": (),
-    "guided_choice": (), "guided_grammar": (), "kv_compression": (),
+    "guided_choice": (), "guided_grammar": (), "kv_compression": (), "segments": ([],),
+    "segment_reuse": ("all",),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from ridgeline.server.schemas.generation import Generation, OpenAIGeneration
 _COPIED = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "stop_token_ids", "min_tokens", "ignore_eos",
-    "include_stop_str_in_output", "skip_special_tokens",
+    "include_stop_str_in_output", "skip_special_tokens", "segments", "segment_reuse",
 )  # fmt: skip
 _RANDOM_SEED = -1
 

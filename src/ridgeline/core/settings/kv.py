@@ -59,6 +59,8 @@ class KVSettings:
         enable_prefix_caching: reuse the KV of prefixes that were computed before.
         reuse_kv: off, for comparison only, each token computes K and V of its whole context again,
             and no prefix is cached.
+        enable_segment_reuse: requests may take over the KV of documents that stand anywhere in
+            their prompts (segments); checked on load with the model.
         kv_ttl_s: cached KV that was not used for these seconds is forgotten, in every tier.
         kv_ram_tier_bytes: keep KV that the pool has no room for in this much of the memory.
         kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
@@ -82,6 +84,7 @@ class KVSettings:
     state_checkpoint_tokens: Count = STATE_CHECKPOINT_TOKENS
     enable_prefix_caching: Annotated[bool, Tries(values=(False,))] = True
     reuse_kv: bool = True
+    enable_segment_reuse: Annotated[bool, _PREFIXES, _REUSE] = False
     kv_ttl_s: Seconds | None = None
     kv_ram_tier_bytes: Annotated[int, Meta(ge=0, le=2**62), _PREFIXES, _REUSE] = 0
     kv_disk_tier_path: Annotated[str | None, _PREFIXES, _REUSE] = None

@@ -35,6 +35,7 @@ from ridgeline.executors.cpu.streaming import stream_weights
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights, with_borrowed
 from ridgeline.executors.features import PassFeatures, on_whole_vocabulary
 from ridgeline.executors.handle import Handle, Mask
+from ridgeline.executors.kv_reuse import take_over
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import DrawnRow, SegmentContext, SegmentRows, draw_tokens
 from ridgeline.executors.pipeline import AwaitedPass
@@ -215,6 +216,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
         """A pass as far as logits, unless it goes on in the next stage of a pipeline."""
         states, model = cast(Mapping[int, CPUSequence], self.states), self._models[role]
         batch = build_batch(segments, states, role, self.pools[role], is_head=model.is_head)
+        if role is ModelRole.TARGET:
+            take_over(batch.items, model.ops, self.pools[role].reuse)
         model.program.reserve(batch.num_rows)
         clock.lap("prepare_s")
         goes_on = self.awaited is not None and role is ModelRole.TARGET
@@ -257,6 +260,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
         if not self._can_replay(segments, states, model):
             return None
         batch = build_batch(segments, states, role, self.pools[role])
+        if role is ModelRole.TARGET:
+            take_over(batch.items, model.ops, self.pools[role].reuse)
         model.program.reserve(batch.num_rows)
         draws = np.concatenate([state.sampling for state in batch.states])
         draws["position"] = batch.positions + 1

@@ -9,13 +9,16 @@ import numpy.typing as npt
 
 from ridgeline.core.cache_groups import kv_groups, state_group
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
+from ridgeline.core.kv_reuse import KVReuse
+from ridgeline.core.ops import Rope
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.cpu.traits import KV_SUB_BLOCK
+from ridgeline.executors.kv_reuse import turn
 from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.memory import aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import Format, KVGroup
+from ridgeline.kernels.cpu.structs import SEQUENCE, Batch, Format, KVGroup
 
 LAYOUT_VERSION = 1
 _FORMATS = {
@@ -56,7 +59,7 @@ class KVCache:
         block_tokens: int,
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        self._library = pool.library
+        self._pool, self._library = pool, pool.library
         self.rank, self.context_ranks = part
         self._dtype = dtype
         self._memory: list[npt.NDArray[np.uint8]] = []
@@ -183,18 +186,63 @@ class KVCache:
             len(sources),
         )  # fmt: skip
 
+    def reuse(
+        self,
+        group: int,
+        place: int,
+        source: Sequence[int],
+        table: Sequence[int],
+        reuse: KVReuse,
+        rope: Rope | None,
+    ) -> None:
+        first, start, stop, _ = reuse
+        blocks = np.array([*source, *table], dtype=np.int32)
+        own, count = blocks[len(source) :], stop - start
+        slots = np.arange(count, dtype=np.int32)
+        sources, targets = (
+            slots + (start - first),
+            slots + (len(source) * self.block_tokens + start),
+        )
+        of_layer = KVGroup.from_buffer_copy(self.structs[group])
+        of_layer.data += place * of_layer.layer_bytes
+        of_layer.num_layers = 1
+        self._library.rl_kv_move(
+            ctypes.byref(of_layer), blocks.ctypes.data, sources.ctypes.data, targets.ctypes.data,
+            count,
+        )  # fmt: skip
+        if rope is None or not first:
+            return
+        k_CKd, v_CKd = self._read(group, place, blocks, start - first, count)
+        turn(k_CKd, rope, first)
+        tables = np.array([own.ctypes.data], dtype=np.uint64)
+        sequence = np.zeros(1, dtype=SEQUENCE)
+        sequence["num_tokens"], sequence["start"] = count, start
+        sequence["block_tables"] = tables.ctypes.data
+        batch = Batch(num_tokens=count, num_sequences=1, sequences=sequence.ctypes.data)
+        with self._pool.lock:
+            self._library.rl_kv_write(
+                self._pool.handle, ctypes.byref(self.structs[group]), 0, place,
+                ctypes.byref(batch), k_CKd.ctypes.data, v_CKd.ctypes.data,
+            )  # fmt: skip
+
     def read_keys(
         self, group: int, layer: int, table: npt.NDArray[np.int32], count: int
     ) -> npt.NDArray[np.float32]:
         """K ``[count, K, k_width]`` of a sequence's first slots in one layer of a group."""
+        return self._read(group, layer, table, 0, count)[0]
+
+    def _read(
+        self, group: int, layer: int, table: npt.NDArray[np.int32], start: int, count: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """K and V ``[count, K, width]`` of slots from ``start`` on in one layer of a group."""
         kv = self.groups[group]
         keys = np.empty((count, kv.num_kv_heads, kv.k_width), dtype=np.float32)
         values = np.empty((count, kv.num_kv_heads, kv.v_width), dtype=np.float32)
         self._library.rl_kv_read(
-            ctypes.byref(self.structs[group]), layer, table.ctypes.data, 0, count,
+            ctypes.byref(self.structs[group]), layer, table.ctypes.data, start, count,
             keys.ctypes.data, values.ctypes.data,
         )  # fmt: skip
-        return keys
+        return keys, values
 
     def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes:
         return self._memory[group][self._places(group, blocks)].tobytes()

@@ -56,6 +56,7 @@ TRAITS = ExecutorTraits(
     expands=lambda form, _config: form.name if form.is_float else None,
     priced=_priced,
     is_native=True,
+    moves_kv=True,
     streams_weights=True,
     runs_parts=True,
     shares_contexts=True,

@@ -12,6 +12,7 @@ from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.features import depths_of_rows
 from ridgeline.executors.handle import Handle
+from ridgeline.executors.kv_reuse import take_over
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import SegmentContext, SegmentRows, num_logit_rows
 from ridgeline.executors.pipeline import AwaitedPass
@@ -104,6 +105,8 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
         self, segments: Sequence[Segment], role: ModelRole, clock: Clock, spans: list[OpSpan]
     ) -> tuple[Batch, Callable[[int], SegmentRows]]:
         batch = build_batch(segments, self.states, role, is_head=self._models[role].is_head)
+        if role is ModelRole.TARGET:
+            take_over(batch.segments, self._models[role].ops, self.pools[role].reuse)
         clock.lap("prepare_s")
         if self._models[role].later:
             return batch, self._rows_by_depth(batch, role, clock)

@@ -12,8 +12,12 @@ import torch
 
 from ridgeline.core.cache_groups import KVGroup, kv_groups, state_group
 from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.core.kv_reuse import KVReuse
+from ridgeline.core.ops import Rope
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import ModelSpec
+from ridgeline.executors.kv_reuse import turn_tables
+from ridgeline.kernels.reference import rotate
 from ridgeline.kernels.reference.kv_codes import code_bytes, decode, encode
 
 LAYOUT_VERSION = 4
@@ -115,6 +119,34 @@ class ReferenceKVCache:
         pool = self._rows(layer)
         heads_1K = torch.arange(len(sources))[None, :]
         pool[targets[:, None], heads_1K] = pool[sources.T, heads_1K]
+
+    def reuse(
+        self,
+        group: int,
+        place: int,
+        source: Sequence[int],
+        table: Sequence[int],
+        reuse: KVReuse,
+        rope: Rope | None,
+    ) -> None:
+        layer, k_width = self.groups[group].layers[place], self.groups[group].k_width
+        first, start, stop, _ = reuse
+        sources = kv_rows(source, start - first, stop - first, self.block_tokens)
+        rows, pool = kv_rows(table, start, stop, self.block_tokens), self._rows(layer)
+        pool[rows] = pool[sources]
+        if rope is None or not first:
+            return
+        cos, sin = map(torch.from_numpy, turn_tables(rope, first))
+        k_CKd, _ = self.read(group, layer, sources)
+        turned = rotate(
+            k_CKd,
+            (cos.expand(len(rows), -1), sin.expand(len(rows), -1)),
+            start=rope.key_start,
+            interleaved=rope.spec.interleaved,
+        )
+        if self._form is not None:
+            k_width, turned = code_bytes(self._form, k_width), encode(self._form, turned)
+        pool[rows, :, :k_width] = turned
 
     def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes:
         picked = [self._pools[layer][list(blocks)] for layer in self.groups[group].layers]

@@ -27,6 +27,7 @@ TRAITS = ExecutorTraits(
     kv_formats=("int8", "fp8", "int4"),
     expands=lambda form, _config: form.name,
     dense_attention=True,
+    moves_kv=True,
     runs_parts=True,
     calibrated_formats=("float32", "bfloat16"),
 )

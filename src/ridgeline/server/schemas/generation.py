@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from ridgeline.core.kv_reuse import MAX_SEGMENTS
 from ridgeline.core.sampling_params import (
     MAX_LOGPROBS,
     MAX_SAMPLES,
@@ -105,6 +106,8 @@ class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
     cached_content: Name | None = None
     extra_body: ExtraBody | None = None
     kv_compression: KVCompressionBody | None = None
+    segments: Annotated[list[str | list[Count]], Meta(max_length=MAX_SEGMENTS)] | None = None
+    segment_reuse: Count | Literal["all"] | None = None
     stream: bool | None = None
 
 
