@@ -114,6 +114,20 @@ def test_misuse_is_caught():
         pool.check_integrity(Counter({0: 1}))
 
 
+def test_there_is_room_for_what_is_free_and_what_others_would_give_back():
+    pool = BlockPool(4)
+    table, other = pool.allocate(1), pool.allocate(2)
+    assert pool.has_room(table, 1) and not pool.has_room(table, 2)
+    assert pool.has_room(table, 0, twins=other[:1]) and not pool.has_room(table, 0, twins=other)
+    assert not pool.has_room(table, 1, twins=other[:1])
+    assert pool.has_room(table, 3, freed=[other]) and not pool.has_room(table, 4, freed=[other])
+    pool.share(other[:1])  # which one holder alone does not free
+    assert pool.num_freed([other]) == 1 and pool.num_freed([other, other[:1]]) == 2
+    assert not pool.has_room(table, 3, freed=[other])
+    pool.allocate(1)
+    assert pool.has_room(table, 0) and pool.has_room(table, -1) and not pool.has_room(table, 1)
+
+
 def test_a_table_has_runs_of_one_rank_after_the_other():
     pool = BlockPool(24, num_ranks=3, run_blocks=2)  # blocks 0 to 7 are the first rank's
     table = pool.allocate(5)

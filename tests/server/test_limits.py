@@ -183,6 +183,65 @@ def test_a_crowd_that_is_refused_does_not_come_back_as_one():
     assert told == {b"1": 38, b"2": 38, b"3": 38, b"4": 38}
 
 
+def told_s(refused):
+    return int(dict(refused.value.headers)[b"retry-after"])
+
+
+def test_who_is_over_a_limit_waits_until_enough_has_left_the_minute():
+    now = 0.0
+    limits = Limits(9, clock=lambda: now)
+    caller = Caller(tenant="a", limits=KeyLimits(input_tokens_per_minute=10))
+    limits.charge_input(caller, 4)
+    now = 20.0
+    limits.charge_input(caller, 5)
+    limits.charge_input(caller, 1)
+    for now, num_tokens, wait_s in (
+        (30.0, 1, 30), (30.0, 4, 30), (30.0, 5, 50), (30.0, 10, 50), (59.5, 1, 1), (60.0, 5, 20),
+    ):  # fmt: skip
+        with pytest.raises(ApiError) as refused:
+            limits.charge_input(caller, num_tokens)
+        assert told_s(refused) == wait_s, (now, num_tokens)
+    limits.charge_input(caller, 4)
+
+
+def test_a_full_server_takes_one_more_when_one_has_ended():
+    limits, caller = Limits(2), Caller(tenant="a")
+    with limits.admitted(caller), limits.waiting(caller):
+        for enter in (limits.admitted, limits.waiting):
+            with pytest.raises(ApiError) as refused, enter(caller):
+                pass
+            assert refused.value.status == 429
+        with limits.admitted_line():
+            assert (limits.running, limits.running_lines) == (2, 1)
+    assert (limits.running, limits.running_lines) == (0, 0)
+    with limits.admitted(caller, num_outputs=5):
+        assert limits.running == 1
+
+
+def test_who_waits_takes_the_place_of_one_output():
+    limits, caller = limits_of(concurrency=2)
+    with (
+        limits.waiting(caller),
+        limits.waiting(caller),
+        pytest.raises(ApiError, match="2 outputs at once"),
+    ):
+        limits.waiting(caller).__enter__()
+    with limits.admitted(caller, num_outputs=2):
+        pass
+
+
+def test_requests_that_are_refused_are_not_counted_and_those_of_others_neither():
+    limits, caller = limits_of(requests_per_minute=2)
+    limits.count_request(caller)
+    limits.count_request(Caller(tenant="b"))
+    limits.count_request(caller)
+    for _ in range(2):
+        with pytest.raises(ApiError) as refused:
+            limits.count_request(caller)
+        assert refused.value.status == 429
+    assert limits._tenants["a"].requests.total() == 2
+
+
 def test_each_output_counts_towards_concurrency():
     limits, caller = limits_of(concurrency=4)
     with limits.admitted(caller, num_outputs=3):
