@@ -103,10 +103,13 @@ class Session:
         as many as take ``most_s`` together.
 
         Raises:
+            LookupError: none of the tests calls the function.
             ValueError: no function can be given the mutant's code.
         """
         where = f"{mutant.path} {mutant.scope}"
         able = [name for name, each in self.covered.items() if where in each.functions]
+        if not able:
+            raise LookupError(where)
         able.sort(key=lambda name: (-self._kills[name], self.covered[name].seconds))
         spent_s = list(accumulate(self.covered[name].seconds for name in able))
         chosen = able[: max(1, bisect_right(spent_s, most_s))]
