@@ -363,9 +363,9 @@ def test_impossible_recipes_are_refused():
         ({"group_size": -1}, "group_size is -1"),
         ({"bits_per_weight": 1.5}, "bits_per_weight is 1.5"),
         ({"bits_per_weight": float("nan")}, "bits_per_weight is nan"),
-        ({"bits_per_weight": 5, "bits": 5}, "not with bits"),
+        ({"bits_per_weight": 5, "bits": 5}, "not with `bits`"),
         ({"bits_per_weight": 5, "group_size": 0}, "goes with groups"),
-        ({"bits_per_weight": 5, "method": "rtn"}, "is for method gptq"),
+        ({"bits_per_weight": 5, "method": "rtn"}, "is for `method` gptq"),
         ({"bits_per_weight": 5, "format": "gptq"}, "in the format compressed-tensors"),
     ):
         with pytest.raises(SettingsError, match=message):

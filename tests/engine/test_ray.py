@@ -41,7 +41,7 @@ def nodes():
 
 
 def test_ray_has_nothing_to_start_without_workers(folder):
-    with pytest.raises(SettingsError, match="set workers, and pipeline_parallel_size"):
+    with pytest.raises(SettingsError, match="set `workers`, and pipeline_parallel_size"):
         opener(folder, "cpu")("off", launcher="ray", tensor_parallel_size=2)
 
 

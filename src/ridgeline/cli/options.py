@@ -40,6 +40,7 @@ _SHORT = {  # as in llama.cpp, vLLM
 _CLAUSE_END = re.compile(r"[.;] ")  # --help has the first clause, --help-all all of them
 _NUMBER = re.compile(r"-\.?\d")  # a value, and no option
 _SETTING = re.compile(r"""^[a-z]+(?=[ =])|(?<![\w/.'"-])[a-z]+(?:_[a-z]+)+(?![\w/'":-]|\.\w)""")
+_MARKED = re.compile(r"`([a-z]+)`")
 _VALUE = re.compile(r"(?<![\w/-])(--?[a-z-]+)='(\w+)'")
 _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNORECASE | re.ASCII)
@@ -132,7 +133,8 @@ class Parser(argparse.ArgumentParser):
     def in_options(self, message: str, words: Sequence[str]) -> str:
         """An error that names settings, with the options of the command that ``words`` begin.
 
-        A setting is what has an underscore, or begins a message; an option is spelled as typed.
+        A setting is what has an underscore, begins a message, or stands between backquotes, as a
+        word that may also mean itself must; an option is spelled as typed.
         """
         commands = None if self._subparsers is None else self._subparsers._group_actions[0].choices
         if isinstance(commands, dict) and words[:1] and words[0] in commands:
@@ -143,6 +145,7 @@ class Parser(argparse.ArgumentParser):
             if option in typed or (option.startswith("--") and action.dest not in options):
                 options[action.dest] = option
         named = _SETTING.sub(lambda found: options.get(found[0], found[0]), message)
+        named = _MARKED.sub(lambda found: options.get(found[1], found[1]), named)
         return _VALUE.sub(r"\1 \2", named)
 
     def error(self, message: str) -> NoReturn:

@@ -104,7 +104,7 @@ class Recipe:
                 "compressed-tensors has all from 2 to 8."
             )
         if self.tune and (self.method != "gptq" or self.keep_zeros):
-            raise SettingsError("tune is for method gptq, and without keep_zeros.")
+            raise SettingsError("tune is for `method` gptq, and without keep_zeros.")
         if self.bits_per_weight is not None:
             self._check_mixed()
         is_smooth = self.method == "smoothquant"
@@ -123,11 +123,11 @@ class Recipe:
             )
         if self.format != "compressed-tensors" or self.method != "gptq":
             raise SettingsError(
-                "bits_per_weight is for method gptq in the format compressed-tensors; GGUF files "
+                "bits_per_weight is for `method` gptq in the format compressed-tensors; GGUF files "
                 "have the mixes of gguf_type."
             )
         if self.bits != _BITS or not self.group_size:
-            raise SettingsError("bits_per_weight goes with groups, and not with bits.")
+            raise SettingsError("bits_per_weight goes with groups, and not with `bits`.")
 
     @property
     def choices(self) -> tuple[int, ...]:

@@ -129,6 +129,6 @@ class ExecutorModel:
         if not (may_have_its_bits and has_its_bits):
             raise SettingsError(
                 f"The checkpoint is quantized already, to {weight.format.name}; leave out "
-                "quantization (of a draft model: set draft_quantization to none), or load the "
+                "`quantization` (of a draft model: set draft_quantization to none), or load the "
                 "unquantized checkpoint."
             )

@@ -118,7 +118,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
     if config.launcher != "local" and config.workers == 0:
         raise SettingsError(
             "launcher ray starts workers and replicas, and ranks with tensor_parallel_size or "
-            "expert_parallel_size alone share one machine: set workers, and "
+            "expert_parallel_size alone share one machine: set `workers`, and "
             "pipeline_parallel_size to one more."
         )
     if config.num_ranks == 1 and config.workers == 0:
@@ -178,10 +178,10 @@ def _check_shared_kv(models: Models, config: EngineConfig, traits: ExecutorTrait
     if name := _first_set(lacking):
         raise SettingsError(
             f"{name} does not draft with the first layers of the model itself; take another "
-            "speculation than exit, and leave draft_layers out."
+            "`speculation` than exit, and leave draft_layers out."
             if drafting[0].is_exit
-            else f"{name} does not keep hidden states for a drafter; take another speculation than "
-            f"{config.speculation}, or another draft_model."
+            else f"{name} does not keep hidden states for a drafter; take another `speculation` "
+            f"than {config.speculation}, or another draft_model."
         )
 
 

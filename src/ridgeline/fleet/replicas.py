@@ -69,7 +69,7 @@ def serve_replicas(
         check_reachable(config)
         check_ray()
         if engine_config.workers:
-            raise SettingsError("A replica on a node of Ray's is one machine: leave workers out.")
+            raise SettingsError("A replica on a node of Ray's is one machine: leave `workers` out.")
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
     settings = _router_config(config, router or {}, count, max_count)

@@ -30,7 +30,7 @@ def describe_mtp(
     if state_group(spec) is not None:
         raise SettingsError(
             f"speculation mtp does not work with models of the family {spec.model_type}, whose "
-            "states cannot be taken back where drafts are rejected; take speculation off."
+            "states cannot be taken back where drafts are rejected; take `speculation` off."
         )
     count = str(len(spec.layers))
     own = {name: getattr(names, name).replace("{n}", count) for name in (*_MODULES, "layer")}
@@ -38,7 +38,7 @@ def describe_mtp(
     if not has_one:
         raise SettingsError(
             "speculation='mtp' needs a model with a layer that predicts one token more, and this "
-            f"{spec.model_type} has no {own['fc']}; take another speculation."
+            f"{spec.model_type} has no {own['fc']}; take another `speculation`."
         )
     layer = spec.layers[-1]
     if not _is_supported(spec):

@@ -52,10 +52,10 @@ class ConversionRecipe:
         if self.merge not in METHODS:
             raise SettingsError(f"There is no merge {self.merge!r}; choose one of {METHODS}.")
         if self.full_every and (not self.window or self.full_every == 1):
-            raise SettingsError("full_every goes with window, and is 2 or more.")
+            raise SettingsError("full_every goes with `window`, and is 2 or more.")
         if not (self.kv_heads or self.window or self.share > 1):
             raise SettingsError(
-                "Nothing is converted: kv_heads and window from 1 on, and share from 2 on, do."
+                "Nothing is converted: kv_heads and `window` from 1 on, and `share` from 2 on, do."
             )
 
     @property

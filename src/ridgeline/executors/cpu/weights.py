@@ -103,7 +103,7 @@ def with_borrowed(own: PackedWeights, target: PackedWeights, model: ExecutorMode
     if len(found) < len(borrowed):
         raise SettingsError(
             f"The drafter has no {' and no '.join(sorted({*borrowed} - {*found}))} of its own, and "
-            "those of this model are not packed; take another speculation."
+            "those of this model are not packed; take another `speculation`."
         )
     return replace(own, matrices=own.matrices | found)
 
