@@ -56,15 +56,15 @@ def embedded(tmp_path_factory):
         yield server
 
 
-def objects(embedded, schema, *, count, **fields):
+def objects(embedded, schema, *, count, seed=5):
     """Finished objects, of ``count`` samples."""
     body = {
         "messages": [{"role": "user", "content": "Describe a class as JSON."}],
-        "max_tokens": 90, "temperature": 1.5, "n": count, "seed": 5,
-        "response_format": {"type": "json_object", "schema": schema}, **fields,
+        "max_tokens": 90, "temperature": 1.5, "n": count, "seed": seed,
+        "response_format": {"type": "json_object", "schema": schema},
     }  # fmt: skip
     with embedded.client() as client:
-        answer = client.post("/v1/chat/completions", json=body, timeout=300).json()
+        answer = client.post("/v1/chat/completions", json=body, timeout=900).json()
     return [
         json.loads(choice["message"]["content"])
         for choice in answer["choices"]
@@ -78,6 +78,50 @@ def test_no_finished_object_has_an_invented_key(embedded):
     assert len(found) >= 100
     assert all(set(each) <= {"name", "home"} for each in found)
     assert all(set(each.get("home", {})) <= {"x", "y"} for each in found)
+
+
+NESTED = (
+    {"type": "object", "properties": {"name": NAME, "home": POINT}, "required": ["name"]},
+    {
+        "type": "object",
+        "properties": {"points": {"type": "array", "items": POINT, "maxItems": 2}},
+        "required": ["points"],
+    },
+    {
+        "type": "object",
+        "properties": {
+            "at": {"anyOf": [POINT, {"$ref": "#/$defs/pair"}]},
+            "n": {"type": "integer"},
+        },
+        "required": ["at"],
+        "$defs": {"pair": {"type": "object", "properties": {"a": POINT, "b": POINT}}},
+    },
+)
+
+
+@pytest.mark.slow
+def test_of_500_finished_objects_none_has_an_invented_key(embedded, counted):
+    known = {"name", "home", "points", "at", "n", "a", "b", "x", "y"}
+
+    def keys(value):
+        if isinstance(value, list):
+            return set().union(*map(keys, value))
+        if not isinstance(value, dict):
+            return set()
+        return set(value).union(*map(keys, value.values()))
+
+    found = []
+    for seed in range(24):
+        schema = NESTED[seed % len(NESTED)]
+        objects_of_seed = objects(embedded, schema, count=64, seed=seed)
+        for each in objects_of_seed:
+            Draft202012Validator(closed(schema)).validate(each)
+            assert keys(each) <= known
+        found += objects_of_seed
+        if len(found) >= 500:
+            break
+    assert len(found) >= 500
+    counted(len(found))
 
 
 def test_an_open_one_may_have_them(embedded):
