@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from html import unescape
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -63,6 +64,10 @@ def _check_page(text, result):
     assert len(drawings) >= 4
     for drawing in drawings:
         ElementTree.fromstring("<svg" + drawing.partition("</svg>")[0] + "</svg>")
+    verdict, _, details = text.partition("The choice")  # what is read first
+    assert result["commands"]["serve"] in unescape(verdict)
+    assert all(note in unescape(verdict) for note in result["notes"])
+    assert not any(note in unescape(details.partition("<script")[0]) for note in result["notes"])
     embedded = text.partition('id="data">')[2].partition("</script>")[0]
     assert json.loads(embedded) == result
 

@@ -24,6 +24,8 @@ def page(result: Result) -> str:
         data=result,
     )
     report.add_tiles(_tiles(result))
+    report.add_code(result["commands"]["serve"])
+    report.add_list(_surety(result))
     _add_changes(report, result)
     _add_choice(report, result)
     _add_latency(report, result)
@@ -32,8 +34,7 @@ def page(result: Result) -> str:
     _add_points(report, result)
     report.add_heading("Conditions")
     report.add_list(_conditions(result))
-    report.add_heading("Commands", "Serve with these settings; and make this report again.")
-    report.add_code(result["commands"]["serve"])
+    report.add_heading("Commands", "Make this report again.")
     report.add_code(result["commands"]["again"])
     return report.to_html()
 
@@ -384,7 +385,6 @@ def _conditions(result: Result) -> list[str]:
     offered = result["offered_rps"]
     load = "all at once" if offered is None else f"{offered:.3g} a second on average"
     limits = ", ".join(f"{name.upper()} {1e3 * s:g} ms" for name, s in result["slo"].items())
-    same = result["same"]
     items = [
         f"Load: {result['workload']}, {result['requests']} requests in a visit, {load}; a good "
         f"answer: {limits or 'every one'}.",
@@ -400,10 +400,21 @@ def _conditions(result: Result) -> list[str]:
             "The rate rises from a quarter of what the default answers at most to seven quarters, "
             "so that every candidate meets the load at which it falls behind.",
         )
+    return items
+
+
+def _surety(result: Result) -> list[str]:
+    """How far the verdict can be trusted."""
+    items, same = [], result["same"]
     if same is not None:
         items.append(
             f"The default measured against itself in the same turns: × {same['value']:.2f} (95 % "
             f"interval {same['low']:.2f} to {same['high']:.2f})."
+        )
+    if result["risk"] < 0.05:
+        items.append(
+            f"That another candidate is more than 5 % better has a probability of "
+            f"{result['risk']:.0%}."
         )
     return [*items, *result["notes"]]
 
