@@ -13,7 +13,6 @@ import msgspec
 from ridgeline.bench.calibration import SHAPES, STEPS, BenchModel, Config, build, price_of, shape
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.predict import StepPredictor
 
@@ -86,7 +85,7 @@ def predicted_s(each: StepTimes, calibration: Calibration) -> float:
     """Seconds of the step, as the calibration has it."""
     model = price_of(_CONFIGS[each.shape], each.format, executor=calibration.executor)
     predictor = StepPredictor({ModelRole.TARGET: model}, calibration)
-    return predictor.batch_seconds(make_batch(each.step.ranges))
+    return predictor.batch_seconds(each.step.batch)
 
 
 class _Planted:

@@ -13,7 +13,7 @@ _WORST = 10
 
 def page(result: Mapping[str, Any]) -> str:
     """Markdown: what was held and what was not, in the order of the bars."""
-    parts = (_head, _steps, _baselines, _models, _speed_ups, _ttft, _checks, _worst)
+    parts = (_head, _steps, _baselines, _models, _kinds, _speed_ups, _ttft, _checks, _worst)
     return "\n".join(line for part in parts for line in part(result)) + "\n"
 
 
@@ -119,6 +119,34 @@ def _models(result: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def _unmeasured(result: Mapping[str, Any]) -> list[str]:
+    """What no step of this run was."""
+    cells = {
+        "steps that mix prefill and decode": "mixed" in result["by_kind"],
+        "verification of drafts": "verification" in result["by_kind"],
+        "mixtures of experts": any(name.startswith("experts ") for name in result["by_model"]),
+        "int3": any(name.endswith(" int3") for name in result["by_model"]),
+    }
+    missing = [name for name, is_measured in cells.items() if not is_measured]
+    return [*missing, "trees of drafts", "adapters", "the regret of a choice of settings"]
+
+
+def _kinds(result: Mapping[str, Any]) -> list[str]:
+    """Steps that are counted above by their phase, and are more than that."""
+    if not result["by_kind"]:
+        return []
+    lines = [
+        "| of these | count | median error | worst | in the 80 % interval |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {kind} | {each['count']} | {each['median']:.1%} | {each['worst']:.0%} "
+        f"| {each['covered']:.0%} |"
+        for kind, each in result["by_kind"].items()
+    ]
+    return [*lines, ""]
+
+
 def _speed_ups(result: Mapping[str, Any]) -> list[str]:
     speed = result["speed_ups"]
     if not speed:
@@ -175,8 +203,7 @@ def _checks(result: Mapping[str, Any]) -> list[str]:
         f"Main memory's rate, measured again before each round, was {min(shares):.0%} to "
         f"{max(shares):.0%} of the best one of the calibration.",
         "",
-        "Not measured: steps that mix prefill and decode, mixtures of experts, and the regret of a "
-        "choice of settings (nothing chooses them yet).",
+        f"Not measured: {', '.join(_unmeasured(result))}.",
         "",
     ]
 

@@ -22,7 +22,6 @@ from ridgeline.bench.step_timing import StepShape, StepTimes
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import executor_traits
 from ridgeline.roofline import PricedModel
-from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.calibration import Calibration, calibrate
 from ridgeline.roofline.features import roof_seconds
 from ridgeline.roofline.fitting import Sample
@@ -44,7 +43,7 @@ def baselines_of(measured: Measurements) -> Baselines:
     for each in measured.calibration:
         model = priced(measured.executor, each.shape, each.format)
         for times in each.times:
-            roofs.append(roof_seconds(model, make_batch(times.step.ranges), measured.ceilings))
+            roofs.append(roof_seconds(model, times.step.batch, measured.ceilings))
             seconds.append(times.seconds)
     return Baselines(roofs, seconds)
 
@@ -79,7 +78,7 @@ def make_claims(
     predictor = StepPredictor({ModelRole.TARGET: model}, calibration)
     claims = []
     for step in steps:
-        batch = make_batch(step.ranges)
+        batch = step.batch
         interval = predictor.interval(predictor.batch_seconds(batch), step.phase)
         claims.append(
             Claim(
@@ -142,6 +141,7 @@ def report(measured: Measurements) -> dict[str, Any]:
         "drift": drift,
         "corrected": summarise([_corrected(each, drift) for each in outcomes]) if drift else {},
         "by_model": _by_model(outcomes),
+        "by_kind": _by_kind(outcomes),
         "speed_ups": speed_ups(outcomes),
         "ttft": [_ttft(each, calibration, before) for each in measured.traffic],
         "a_a": false_wins(pairs),
@@ -203,6 +203,24 @@ def _by_model(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     for outcome in outcomes:
         groups.setdefault(f"{outcome.claim.shape} {outcome.claim.format}", []).append(outcome)
     return {name: summarise(group) for name, group in groups.items()}
+
+
+def _by_kind(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
+    """Median and worst error, and coverage, of steps that are more than their phase."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        step = outcome.claim.step
+        if step.kind != step.phase:
+            groups.setdefault(step.kind, []).append(outcome)
+    return {
+        kind: {
+            "count": len(group),
+            "median": median(each.error for each in group),
+            "worst": max(each.error for each in group),
+            "covered": sum(each.inside for each in group) / len(group),
+        }
+        for kind, group in groups.items()
+    }
 
 
 def _row(outcome: Outcome) -> Mapping[str, Any]:

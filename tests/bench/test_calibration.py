@@ -8,10 +8,11 @@ import pytest
 from ridgeline.bench import calibration as bench
 from ridgeline.bench import kept_rounds
 from ridgeline.bench.kept_rounds import KeptRounds
-from ridgeline.bench.step_timing import StepShape
+from ridgeline.bench.step_timing import StepShape, StepTimer
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors.simulated import SimulatedExecutor
 from ridgeline.roofline import decode_batch
+from ridgeline.roofline.batch import batches_of
 from ridgeline.roofline.calibration import describe, load, save
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 from ridgeline.roofline.predict import StepPredictor
@@ -40,6 +41,30 @@ def test_a_quick_calibration_is_quick_and_says_so(tmp_path, monkeypatch):
     assert made.ceilings.conditions["quick"]
     assert "measured in 90 s" in describe(made)
     assert not (tmp_path / "kept").exists()
+
+
+def routed(executor):
+    return sum(executor.expert_tokens().values())
+
+
+def test_a_step_of_several_kinds_runs_as_it_is_priced():
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = bench.shape(128, 64, 2, 4, 2, 256, **experts)
+    model = bench.build("experts", config, "float32", executor="cpu")
+    step = StepShape(batch_size=2, num_tokens=3, context=20, drafts=2, decodes=4)
+    assert (step.kind, step.phase) == ("mixed", "decode")
+    timer = StepTimer(model.executor, [step])
+    plan = timer.plan(step)
+    (run,) = batches_of(plan.passes[0])
+    assert (*run.starts, *run.stops) == (*step.batch.starts, *step.batch.stops)
+    assert run.logit_rows == step.batch.logit_rows == 10
+    assert len({segment.token_ids for segment in plan.passes[0].segments}) == 6
+    before = routed(model.executor)
+    assert timer.run(plan) > 0
+    counts = routed(model.executor) - before
+    assert counts.sum() == 10 * 2 * 2  # tokens, layers, experts of a token
+    assert (counts > 0).all()
+    model.executor.close()
 
 
 @pytest.mark.slow

@@ -205,7 +205,10 @@ def test_a_report_is_made_from_measurements_alone(tmp_path):
     result = report.report(load(path))
     assert result["steps"]["decode"]["median"] < 0.15
     assert result["lies"]["a slowed kernel"]["flagged"]
-    assert result["a_a"] == {"count": 15, "false": 0, "held": True}
+    assert result["by_kind"].keys() == {"mixed", "verification"}
+    assert all(each["count"] == 3 and each["median"] < 0.15 for each in result["by_kind"].values())
+    assert "| mixed | 3 | " in page(result | {"replayed": False})
+    assert result["a_a"] == {"count": 21, "false": 0, "held": True}
     text = page(result | {"replayed": True})
     assert "| tall bfloat16 | new shape and new format |" in text
     assert "made again" in text
@@ -280,6 +283,7 @@ def test_the_page_keeps_failures():
         "steps": summarise([outcome(1.0, 2.0)]),
         "speed_ups": {},
         "by_model": {},
+        "by_kind": {},
         "outcomes": [],
         "memory": {"claimed": 2.0, "rounds": [1.0, 2.0]},
         "ttft": [

@@ -31,7 +31,6 @@ from ridgeline.models import describe, lower
 from ridgeline.planning.simulation import make_loop, run_arrivals
 from ridgeline.planning.workload import Arrival
 from ridgeline.roofline import PricedModel, pass_work
-from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.calibration import Calibration, calibrate
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.features import pass_terms
@@ -199,14 +198,14 @@ def short_steps(
 ) -> list[StepShape]:
     """Those of the steps whose arithmetic alone takes less than half a second."""
     most = _LONG_S * ceilings.flops_per_s["float32"]
-    return [step for step in steps if pass_work(model, make_batch(step.ranges)).flops < most]
+    return [step for step in steps if pass_work(model, step.batch).flops < most]
 
 
 def samples_of(times: Sequence[StepTimes], model: PricedModel, ceilings: Ceilings) -> list[Sample]:
     """What the fit takes, of measured steps of one model."""
     return [
         Sample(
-            terms=pass_terms(model, make_batch(each.step.ranges), ceilings),
+            terms=pass_terms(model, each.step.batch, ceilings),
             seconds=each.seconds,
             shape=each.shape,
             format=each.format,

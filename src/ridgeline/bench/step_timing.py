@@ -3,36 +3,53 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from statistics import median_low
 
 from ridgeline.core.plan import ModelRole, Outputs, StepPlan
 from ridgeline.core.plan_maker import PlanMaker
 from ridgeline.core.protocols import Executor
+from ridgeline.roofline.batch import BatchShape, make_batch
 
-_TOKEN = 5
+_BESIDE = 300  # tokens of context of decodes beside others
 _VISIT_S = 0.08
 _LEAST_REPEATS, _MOST_REPEATS = 3, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """``batch_size`` segments that compute ``num_tokens`` each, after ``context`` others."""
+    """``batch_size`` segments that compute ``num_tokens`` each, after ``context`` others, the last
+    ``drafts`` of them drafts; and ``decodes`` further sequences that compute one token each."""
 
     batch_size: int
     num_tokens: int
     context: int
+    drafts: int = 0
+    decodes: int = 0
 
     @property
     def phase(self) -> str:
-        return "prefill" if self.num_tokens > 1 else "decode"
+        return "prefill" if self.num_tokens - self.drafts > 1 else "decode"
+
+    @property
+    def kind(self) -> str:
+        """The phase, or what more the step is."""
+        return "mixed" if self.decodes else "verification" if self.drafts else self.phase
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        return [(self.context, self.context + self.num_tokens)] * self.batch_size
+        first = (self.context, self.context + self.num_tokens)
+        return [first] * self.batch_size + [(_BESIDE, _BESIDE + 1)] * self.decodes
+
+    @property
+    def batch(self) -> BatchShape:
+        """As it is priced."""
+        return make_batch(self.ranges, self.batch_size * (1 + self.drafts) + self.decodes)
 
     def __str__(self) -> str:
-        return f"{self.batch_size}×{self.num_tokens}@{self.context}"
+        drafts = f", {self.drafts} drafts" if self.drafts else ""
+        beside = f" + {self.decodes}×1@{_BESIDE}" if self.decodes else ""
+        return f"{self.batch_size}×{self.num_tokens}@{self.context}{drafts}{beside}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +96,9 @@ class StepTimer:
         self._executor = executor
         layout = executor.kv_layout()
         self._block_tokens, self._num_groups = layout.block_tokens, len(layout.groups)
-        rooms = [
-            max(each.context + each.num_tokens for each in steps if each.batch_size > slot)
-            for slot in range(max(each.batch_size for each in steps))
-        ]
+        self._vocab_size = executor.spec().vocab_size
+        stops = [[stop for _, stop in each.ranges] for each in steps]
+        rooms = [max(column) for column in zip_longest(*stops, fillvalue=1)]
         columns = [-(-room // layout.block_tokens) for room in rooms]
         self._num_blocks = sum(columns)
         states = () if layout.states is None else (len(rooms),)
@@ -95,7 +111,12 @@ class StepTimer:
         """The plan whose seconds `measure` gives."""
         return self._plans.plan(
             [
-                self._plans.segment(slot, start, (_TOKEN,) * (stop - start))
+                self._plans.segment(
+                    slot,
+                    start,
+                    self._tokens(slot, start, stop),
+                    num_drafts=shape.drafts if slot < shape.batch_size else 0,
+                )
                 for slot, (start, stop) in enumerate(shape.ranges)
             ]
         )
@@ -121,14 +142,23 @@ class StepTimer:
         firsts = accumulate(columns, initial=0)
         segments = [
             self._plans.segment(
-                slot, 0, (_TOKEN,), blocks=range(first, first + count), outputs=Outputs()
+                slot,
+                0,
+                self._tokens(slot, 0, 1),
+                blocks=range(first, first + count),
+                outputs=Outputs(),
             )
             for slot, (first, count) in enumerate(zip(firsts, columns, strict=False))
         ]
         admissions = [
-            self._plans.admission(slot, (_TOKEN,) * length) for slot, length in enumerate(rooms)
+            self._plans.admission(slot, self._tokens(slot, 0, length))
+            for slot, length in enumerate(rooms)
         ]
         self.run(self._plans.plan(segments, admissions=admissions))
+
+    def _tokens(self, slot: int, start: int, stop: int) -> tuple[int, ...]:
+        """Different ones, since equal tokens go to the same experts."""
+        return tuple((31 * slot + 7 * at) % self._vocab_size for at in range(start, stop))
 
     def _fill(self) -> None:
         """Compute the first block of the first sequence and copy it over all others.
