@@ -26,11 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=("chat", "rag", "agents", "batch"))
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run")
     parser.add_argument("--noise", type=float, default=0.08)
     parser.add_argument("--budget", type=float, default=240.0)
     arguments = parser.parse_args()
     regrets, worse, false_wins, challenged = [], 0, 0, 0
-    for seed in range(arguments.runs):
+    for seed in range(arguments.seed, arguments.seed + arguments.runs):
         machine = SimulatedMachine(
             pricer(), planted=_planted(arguments.workload, seed), noise=arguments.noise, seed=seed
         )
