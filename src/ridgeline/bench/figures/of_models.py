@@ -13,7 +13,10 @@ from ridgeline.bench.figures.reading import (
 
 _HALF_B = "bench --shape qwen2.5-0.5b --rounds 3"
 _DECODE = f"{_HALF_B} --prompt= --batch 1 --context 128"
-_LADDER = ("bench ladder --rounds 1 --texts 4",)
+_EAGER = (
+    "bench --shape qwen2.5-0.5b --rounds 1 --prompt= --batch 1 --context 128 --executor reference"
+)
+_NEAR = "eval --quantization int4 --against embedded --texts 8"
 _PRUNED = "prune -o {scratch}/%s --method %s --num-windows 32"
 _EVAL = "eval {scratch}/%s --against embedded --texts 8 --text-tokens 400"
 
@@ -30,16 +33,16 @@ def _pruned(method: str, published: float) -> Figure:
     )
 
 
-def _step(row: str, what: str, published: float, above: str, below: str) -> Figure:
+def _step(what: str, published: float, above: str, below: str, *, seconds: float = 20) -> Figure:
     """Of the published ladder: a 7B on a GPU, 25.5, 107, 157.4, 202.1, 244.7 tok/s."""
     return figure(
-        row,
+        "X4",
         what,
         published,
-        commands=_LADDER,
-        ours=rung_ratio(above, below),
-        seconds=60,
-        note="The embedded model; published of a 7B on a GPU.",
+        commands=(above, below),
+        ours=case_ratio("decode_tok_s", (0, 0), (1, 0)),
+        seconds=seconds,
+        note="0.5B shape; published of larger models, the eager pair of another one.",
     )
 
 
@@ -77,9 +80,13 @@ FIGURES: tuple[Figure, ...] = (
         "Q1",
         "rise in perplexity of GPTQ ÷ to the nearest, 4 bits",
         0.22 / 0.26,
-        commands=_LADDER,
+        commands=(
+            "quantize -o {scratch}/gptq --num-windows 32",
+            "eval {scratch}/gptq --quantization int4 --against embedded --texts 8",
+            _NEAR,
+        ),
         ours=rise_ratio,
-        seconds=60,
+        seconds=40,
         note="The embedded model.",
     ),
     figure(
@@ -98,9 +105,9 @@ FIGURES: tuple[Figure, ...] = (
         "Q2",
         "perplexity with both in 8 bits ÷ in 16",
         5.515 / 5.474,
-        commands=_LADDER,
-        ours=rung_ratio("int8 weights", "bfloat16", "perplexity"),
-        seconds=60,
+        commands=("eval --quantization int8 --against embedded --texts 8",),
+        ours=perplexity_ratio(0),
+        seconds=4,
         note="The embedded model, activations quantized step by step, without SmoothQuant.",
     ),
     figure(
@@ -170,20 +177,26 @@ FIGURES: tuple[Figure, ...] = (
         "X4",
         "bytes of weights, float32 ÷ bfloat16",
         2,
-        commands=_LADDER,
-        ours=rung_ratio("eager PyTorch, float32", "bfloat16", "weights_bytes"),
-        seconds=60,
+        commands=("memory qwen2.5-0.5b --dtype float32", "memory qwen2.5-0.5b --dtype bfloat16"),
+        ours=ratio(value("weights_bytes"), value("weights_bytes", of=1)),
     ),
-    _step("X4", "bfloat16 ÷ float32, eager", 16.70 / 11.47, "bfloat16", "eager PyTorch, float32"),
-    _step("X4", "own kernels ÷ eager", 107 / 25.5, "own kernels", "bfloat16"),
-    _step("X4", "int8 ÷ bfloat16", 157.4 / 107, "int8 weights", "own kernels"),
-    _step("X4", "int4 ÷ int8", 202.1 / 157.4, "int4 weights", "int8 weights"),
+    _step("bfloat16 ÷ float32, eager", 16.70 / 11.47, _EAGER, f"{_EAGER} --dtype float32"),
+    _step("own kernels ÷ eager", 107 / 25.5, _DECODE, _EAGER),
+    _step("int8 ÷ bfloat16", 157.4 / 107, f"{_DECODE} --quantization int8", _DECODE),
     _step(
+        "int4 ÷ int8",
+        202.1 / 157.4,
+        f"{_DECODE} --quantization int4",
+        f"{_DECODE} --quantization int8",
+    ),
+    _step("int4 ÷ eager", 202.1 / 25.5, f"{_DECODE} --quantization int4", _EAGER),
+    figure(
         "X4",
         "speculation ÷ int4",
         244.7 / 202.1,
-        "speculation, draft model",
-        "int4 weights, calibrated",
+        commands=("bench ladder --rounds 1 --texts 4",),
+        ours=rung_ratio("speculation, draft model", "int4 weights, calibrated"),
+        seconds=60,
+        note="The embedded pair.",
     ),
-    _step("X4", "all of it", 244.7 / 25.5, "speculation, draft model", "bfloat16"),
 )

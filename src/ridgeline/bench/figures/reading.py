@@ -61,12 +61,10 @@ def perplexity_ratio(of: int) -> Reading:
 
 
 def rise_ratio(reports: Reports) -> float:
-    """The rise in perplexity with calibrated codes over that with codes to the nearest."""
-    exact, nearest, calibrated = (
-        rung(name, "perplexity")(reports)
-        for name in ("own kernels", "int4 weights", "int4 weights, calibrated")
-    )
-    return (calibrated - exact) / (nearest - exact)
+    """Of two reports of `eval`, behind another: the rise in perplexity of the first over that of
+    the second."""
+    calibrated, nearest = (perplexity_ratio(of)(reports) - 1 for of in (1, 2))
+    return calibrated / nearest
 
 
 def kept_by_windows(reports: Reports) -> float:
