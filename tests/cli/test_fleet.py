@@ -39,7 +39,7 @@ def file_of(tmp_path, settings):
 
 
 def wait_up(url, count, process):
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 180
     while True:
         try:
             engines = httpx.get(f"{url}/ready").json()["engines"]
@@ -50,6 +50,14 @@ def wait_up(url, count, process):
         assert process.poll() is None
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+def wait_for_lines(log, count):
+    """A line is written once its answer has gone out."""
+    deadline_s = time.monotonic() + 30
+    while log.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys):
@@ -74,6 +82,7 @@ def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys)
                 body = {"messages": [{"role": "user", "content": "Sea"}], "stream": stream}
                 asked = client.post("/v1/chat/completions", json={**body, "max_tokens": 12})
                 assert asked.status_code == 200
+        wait_for_lines(log, 6)
         assert log.stat().st_mode & 0o777 == 0o600
         assert "secret" not in log.read_text()
         words = ["fleet", "replay", file, str(log), "--speed", "100", "--api-key", "secret"]
@@ -209,6 +218,7 @@ def test_replay_says_that_an_answer_is_another(tmp_path, capsys):
         request_log=str(log), request_log_text=True,
     ) as (client, _):  # fmt: skip
         client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+        wait_for_lines(log, 1)
         words = ["fleet", "replay", file, str(log), "--url", str(client.base_url), "--json"]
         assert main(words) == 1
     report = json.loads(capsys.readouterr().out)

@@ -97,7 +97,7 @@ class FleetFile(_Part, frozen=True):
     image: str = "ridgeline:latest"
 
     def __post_init__(self) -> None:
-        budget, router = self.budget, {key.replace("-", "_") for key in self.router}
+        budget = self.budget
         if self.slo is not None and not self.slo.slo.is_set:
             raise ValueError(f"slo needs a limit: {', '.join(SLO_NAMES.values())}")
         if budget.max_replicas is not None and budget.min_replicas > budget.max_replicas:
@@ -105,13 +105,18 @@ class FleetFile(_Part, frozen=True):
         if self.slo is None and budget.max_replicas not in (None, budget.min_replicas):
             raise ValueError("how many replicas between min and max are wanted follows from slo")
         for name, place in _PLACED.items():
-            if name in router:
+            if name in self.router_settings:
                 raise ValueError(f"router.{name} is written {place}")
 
     @property
     def most(self) -> int:
         """Replicas that there may be."""
         return self.budget.max_replicas or self.budget.min_replicas
+
+    @property
+    def router_settings(self) -> dict[str, Any]:
+        """``router``, by the names that settings have."""
+        return {key.replace("-", "_"): value for key, value in self.router.items()}
 
     @property
     def engine_settings(self) -> dict[str, Any]:
@@ -156,9 +161,9 @@ class FleetFile(_Part, frozen=True):
             SettingsError: a setting is none, or has an impossible value.
         """
         shared = {field.name for field in dataclasses.fields(ServerConfig)}
-        names = {key.replace("-", "_"): value for key, value in self.router.items()}
-        own = {name: value for name, value in names.items() if name not in shared}
-        others = {name: value for name, value in names.items() if name in shared}
+        own, others = dict[str, Any](), dict[str, Any]()
+        for name, value in self.router_settings.items():
+            (others if name in shared else own)[name] = value
         found = _parsed(serve.add_options, self.engine_settings | others, where)
         routed = _parsed(route.add_options, own, where)
         found.model, found.replicas = self.model, self.most
@@ -181,7 +186,7 @@ class FleetFile(_Part, frozen=True):
     @property
     def url(self) -> str:
         """Of the router, from this machine."""
-        router = {key.replace("-", "_"): value for key, value in self.router.items()}
+        router = self.router_settings
         scheme = "https" if "ssl_certfile" in router else "http"
         host = router.get("host", RouterConfig.__dataclass_fields__["host"].default)
         port = router.get("port", RouterConfig.__dataclass_fields__["port"].default)

@@ -67,8 +67,7 @@ def _text(file: FleetFile) -> str:
 
 def _router(file: FleetFile) -> list[str]:
     settings: dict[str, Any] = {"host": "0.0.0.0", "router_key_file": "/key/router-key"}
-    for key, value in file.router.items():
-        name = key.replace("-", "_")
+    for name, value in file.router_settings.items():
         if name in _OWN_NAMES:
             raise SettingsError(f"router.{name} is the pod's own: leave it out.")
         settings[name] = value

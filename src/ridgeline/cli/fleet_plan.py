@@ -53,7 +53,7 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
     )
     arrivals = _arrivals(file.load, num_requests)
     usd = hardware.usd_per_hour and hardware.usd_per_hour * chosen.model.layout.tensor
-    policy = POLICIES[file.router.get("policy", "price")]
+    policy = POLICIES[file.router_settings.get("policy", "price")]
     points = list[dict[str, Any]]()
     for count in range(file.budget.min_replicas, _most(file, usd) + 1):
         traffic = simulate_fleet(machine, arrivals, policy(), count=count)
