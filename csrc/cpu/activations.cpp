@@ -71,11 +71,11 @@ int32_t num_units(const rl_matrix& m, int32_t num_tokens) {
   return is_quantized(m.format) ? padded_columns(m, num_tokens) / Units(m, num_tokens).columns : 0;
 }
 
-// What sums of the bytes are for: minimums are multiplied with them; without minimums, products by
-// vectors start from minus them. Those by AMX start from 0.
+// What sums of the bytes are for: minimums are multiplied with them; products by vectors start from minus
+// them, unless codes are meant as they are multiplied. Those by AMX start from 0.
 bool takes_sums(const rl_matrix& m) { return m.has_min; }
 bool takes_minus_sums(const rl_matrix& m, int32_t num_tokens) {
-  return !m.has_min && !takes_amx(m, num_tokens);
+  return static_cast<bool>(m.has_min) == takes_signed(m.format) && !takes_amx(m, num_tokens);
 }
 
 // The bytes of quantized panels: one part after the other.

@@ -61,6 +61,15 @@ inline bool is_expanded(const rl_matrix& m, int32_t num_tokens) {
                                     (multiplied && count > kWithFactors));
 }
 
+// Whether codes are multiplied less their middle.
+constexpr bool takes_signed(int format) {
+#if defined(RL_NEON)
+  return format == RL_Q8;
+#else
+  return format < 0;
+#endif
+}
+
 // What integer sums start from.
 struct Units {
   int32_t columns;   // whose sum is started at once

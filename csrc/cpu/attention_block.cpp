@@ -34,7 +34,7 @@ template <int F>
 using Tiles = TileTable<F, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
 template <int F>
 using BytesTiles = BytesTable<F, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
-#elif defined(__AVX2__)
+#elif defined(RL_VECTORS)
 template <int F>
 using Tiles = TileTable<F, 1, 2, 3, 4, 5, 6>;
 template <int F>

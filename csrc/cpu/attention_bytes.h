@@ -70,6 +70,41 @@ using KeyQuads = Bytes;
 using ValuePairs = Bytes;
 inline vi in_order(vi sums) { return sums; }
 
+#elif defined(RL_NEON)
+
+using QueryCode = int8_t;
+constexpr int kKeyOffset = 0;
+
+using KeyQuads = int8x16_t;
+inline KeyQuads load_key_quads(const uint8_t* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+inline KeyQuads load_key_quads(const uint8_t* p, bool high) {
+  uint8x16_t bytes = vld1q_u8(p);
+  return vreinterpretq_s8_u8(high ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15)));
+}
+inline void add_dot(vi& sums, KeyQuads keys, const QueryCode* query) {
+  auto* four = reinterpret_cast<const int32_t*>(query);
+  sums = (vi)vdotq_s32((int32x4_t)sums, keys, vreinterpretq_s8_s32(vld1q_dup_s32(four)));
+}
+inline vi in_order(vi sums) { return sums; }
+struct ValuePairs {
+  int16x4_t first, second;  // of W elements each
+};
+inline ValuePairs in_words(uint16x8_t pairs) {
+  auto both = vreinterpretq_s32_u16(pairs);
+  return {vmovn_s32(both), vshrn_n_s32(both, 16)};
+}
+inline ValuePairs load_value_pairs(const uint8_t* p) {
+  return in_words(vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)))));
+}
+inline ValuePairs load_value_pairs(const uint8_t* p, bool high) {
+  uint8x8_t bytes = vld1_u8(p);
+  return in_words(vmovl_u8(high ? vshr_n_u8(bytes, 4) : vand_u8(bytes, vdup_n_u8(15))));
+}
+inline void add_mix(vi& sums, const ValuePairs& values, const int16_t* weights) {
+  auto both = vmlal_n_s16((int32x4_t)sums, values.first, weights[0]);
+  sums = (vi)vmlal_n_s16(both, values.second, weights[1]);
+}
+
 #elif defined(__AVX2__)
 
 using QueryCode = int16_t;  // as the instruction that multiplies words reads them
@@ -162,8 +197,7 @@ inline __m256i load_value_pairs(const uint8_t* p, bool high) {
 
 // Vectors side by side in one tile of so many rows.
 constexpr int vectors_of_tile(int rows) {
-  constexpr int kRegisters = W == 16 ? 12 : 6;  // for sums
-  return rows * 4 <= kRegisters ? 4 : rows * 2 <= kRegisters ? 2 : 1;
+  return rows * 8 <= kMostSums ? 4 : rows * 4 <= kMostSums ? 2 : 1;
 }
 
 // How many quads of K lie in the same bytes.

@@ -15,12 +15,12 @@ constexpr int kChunkSubBlocks = kChunkTokens / kSubTokens;
 constexpr int kVectors = kSubTokens / W;
 
 // Rows of a tile: as many sums as registers hold beside their operands.
-constexpr int kTileRowsMax = W == 16 ? 12 : W == 8 ? 6 : 2;
+constexpr int kTileRowsMax = W == 16 ? 12 : W == 8 || kRegisters == 32 ? 6 : 2;
 
 // Sub-blocks side by side in one tile: with few rows, enough chains to hide the latency of fma.
 constexpr int tile_width(int rows) {
   int chains = rows * kVectors;
-  return chains <= (W == 16 ? 3 : 2) ? 4 : chains <= (W == 16 ? 6 : 4) ? 2 : 1;
+  return chains <= (kRegisters == 32 ? 3 : 2) ? 4 : chains <= (kRegisters == 32 ? 6 : 4) ? 2 : 1;
 }
 
 // Where products read: sub-blocks of a chunk, and what will be read a chunk later, to be fetched

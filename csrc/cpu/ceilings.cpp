@@ -14,6 +14,10 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#define RL_VECTORS
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#define RL_VECTORS
 #endif
 
 #include "amx.h"
@@ -91,7 +95,7 @@ void read_streams(const uint8_t* data, size_t bytes) {
   touch_all(sums);
 }
 
-#if defined(__AVX2__)
+#if defined(RL_VECTORS)
 
 // sums += Σ over 4 neighbours of unsigned byte · signed byte, in 32 bits.
 inline Ints dot4(Ints sums, Ints u8, Ints s8) {
@@ -99,6 +103,8 @@ inline Ints dot4(Ints sums, Ints u8, Ints s8) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)u8, (__m512i)s8);
 #elif defined(__AVXVNNI__)
   return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)u8, (__m256i)s8);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)u8, (int8x16_t)s8);
 #else
   const __m256i pairs = _mm256_maddubs_epi16((__m256i)u8, (__m256i)s8);
   return sums + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
@@ -129,7 +135,7 @@ void read_int4_gemv(const uint8_t* data, size_t bytes) {
   touch_all(high_sums);
 }
 
-#endif  // __AVX2__
+#endif  // RL_VECTORS
 
 struct ReadPattern {
   const char* name;
@@ -145,7 +151,7 @@ constexpr ReadPattern kReadPatterns[] = {
     {"two streams, prefetch 2 KB", read_streams<2, 2048>},
     {"four streams", read_streams<4, 0>},
     {"four streams, prefetch 1 KB", read_streams<4, 1024>},
-#if defined(__AVX2__)
+#if defined(RL_VECTORS)
     {"int4 GEMV", read_int4_gemv<0>},
     {"int4 GEMV, prefetch 1 KB", read_int4_gemv<1024>},
     {"int4 GEMV, prefetch 2 KB", read_int4_gemv<2048>},
@@ -161,6 +167,8 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #elif defined(__AVX2__)
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
 #else
   touch(a);
   return sum + a * b;
@@ -193,7 +201,7 @@ void dpbf16(int64_t rounds) {
   touch_all(sums);
 }
 
-#elif defined(__AVX2__)
+#elif defined(RL_VECTORS)
 
 // Pairs of bf16 are widened (a shift, a mask) once and multiplied by six rows, as a matrix does.
 void widened_bf16(int64_t rounds) {
@@ -214,7 +222,7 @@ void widened_bf16(int64_t rounds) {
 
 #endif
 
-#if defined(__AVX2__)
+#if defined(RL_VECTORS)
 
 void dot_int8(int64_t rounds) {
   Ints u8 = Ints{} + 0x01010101, s8 = Ints{} + 0x01ff01ff, sums[kChains] = {};
@@ -261,7 +269,7 @@ void dot_int4(int64_t rounds) {
 
 #endif
 
-#if !defined(__AVX2__)
+#if !defined(RL_VECTORS)
 
 void multiply_int32(int64_t rounds) {
   Ints a = Ints{} + 3, b = Ints{} + 5, sums[kChains] = {};
@@ -341,7 +349,7 @@ constexpr ArithmeticLoop kArithmeticLoops[] = {
     {"tdpbf16ps", "bfloat16", 4 * kPerTile / 2, multiply_tiles<false>},
     {"tdpbssd", "int8", 4 * kPerTile, multiply_tiles<true>},
 #endif
-#if defined(__AVX2__)
+#if defined(RL_VECTORS)
     {"multiply-add", "float32", kPerByte / 4, fma_fp32},
 #else
     {"multiply, add", "float32", kPerByte / 4, fma_fp32},
@@ -349,7 +357,7 @@ constexpr ArithmeticLoop kArithmeticLoops[] = {
 #endif
 #if defined(__AVX512BF16__)
     {"vdpbf16ps", "bfloat16", kPerByte / 2, dpbf16},
-#elif defined(__AVX2__)
+#elif defined(RL_VECTORS)
     {"widen, multiply-add", "bfloat16", kPerByte / 4, widened_bf16},
 #endif
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -357,6 +365,8 @@ constexpr ArithmeticLoop kArithmeticLoops[] = {
 #elif defined(__AVX2__)
     {"vpmaddubsw, vpmaddwd", "int8", kPerByte, dot_int8},
     {"vpmaddubsw, sums of 8", "int4", 2.0 * kVectorBytes * 8 * kShortSums, dot_int4},
+#elif defined(__ARM_FEATURE_DOTPROD)
+    {"sdot", "int8", kPerByte, dot_int8},
 #endif
 };
 

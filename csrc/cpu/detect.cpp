@@ -2,6 +2,8 @@
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #define RL_API __attribute__((visibility("default")))
@@ -50,6 +52,9 @@ extern "C" RL_API int ridgeline_runs_level(int level) {
     case 5:
       return avx512 && __builtin_cpu_supports("avx512bf16") && has_amx();
   }
+#elif defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long kDotProducts = 1 << 20;  // HWCAP_ASIMDDP
+  if (level == 6) return (getauxval(AT_HWCAP) & kDotProducts) != 0;
 #endif
   return level == 0;
 }

@@ -2,8 +2,7 @@
 // a time: a vector of weights holds a quad of columns for each of W rows.
 #pragma once
 
-#include "matrix.h"
-#include "simd.h"
+#include "activations.h"
 
 namespace rl {
 
@@ -68,8 +67,7 @@ inline __m512i less(__m512i x, int byte) {
 }
 
 inline vi factor_lanes(const int8_t* p) {
-  __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return (vi)_mm512_and_si512(wide, _mm512_set1_epi32(0xffff));
+  return load_bytes(p) & 0xffff;
 }
 inline void add_products(vi& totals, vi sums, vi factors) {
   asm("vpdpwssd %2, %1, %0" : "+v"(totals) : "v"(sums), "v"(factors));
@@ -106,8 +104,7 @@ inline __m256i less(__m256i x, int byte) {
 }
 
 inline vi factor_lanes(const int8_t* p) {
-  __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  return (vi)_mm256_and_si256(wide, _mm256_set1_epi32(0xffff));
+  return load_bytes(p) & 0xffff;
 }
 inline void add_products(vi& totals, vi sums, vi factors) {
 #if defined(RL_SUMS_OF_16_BITS)
@@ -214,18 +211,40 @@ struct Sums<RL_Q8> {
 
 #else
 
-struct Bytes {
-  uint8_t b[4 * W];
+typedef uint8_t Bytes __attribute__((vector_size(4 * W)));
+template <int F>
+struct Codes {
+  Bytes v;
 };
+
+#if defined(RL_NEON)
+
+// Both operands are signed. Codes of 8 bits are taken as signed as well, less 128, and their sums need no
+// middle taken off.
+using Quad = int8x16_t;
+template <bool>
+inline Quad quad_at(const int8_t* p) {
+  return vreinterpretq_s8_s32(vld1q_dup_s32(reinterpret_cast<const int32_t*>(p)));
+}
+template <int F>
+struct Sums {
+  vi v;
+  Sums() = default;
+  explicit Sums(vi minus_sum)
+      : v(takes_signed(F) ? -minus_sum << 7 : minus_sum << (code_bits(F) - 1)) {}
+  void add(const Codes<F>& codes, Quad x) {
+    v = (vi)vdotq_s32((int32x4_t)v, (int8x16_t)(takes_signed(F) ? codes.v ^ 128 : codes.v), x);
+  }
+  vi total() const { return v; }
+};
+
+#else
+
 using Quad = const int8_t*;
 template <bool>
 inline Quad quad_at(const int8_t* p) {
   return p;
 }
-template <int F>
-struct Codes {
-  Bytes v;
-};
 template <int F>
 struct Sums {
   vi v;
@@ -233,44 +252,32 @@ struct Sums {
   explicit Sums(vi minus_sum) : v(minus_sum << (code_bits(F) - 1)) {}
   void add(const Codes<F>& codes, Quad x) {
     for (int row = 0; row < W; ++row)
-      for (int i = 0; i < 4; ++i) v[row] += codes.v.b[4 * row + i] * x[i];
+      for (int i = 0; i < 4; ++i) v[row] += codes.v[4 * row + i] * x[i];
   }
   vi total() const { return v; }
 };
+
+#endif
+
 inline Bytes line(const uint8_t* p) {
   Bytes out;
-  std::memcpy(out.b, p, sizeof out.b);
+  std::memcpy(&out, p, sizeof out);
   return out;
 }
-inline void store_line(uint8_t* p, const Bytes& x) { std::memcpy(p, x.b, sizeof x.b); }
+inline void store_line(uint8_t* p, Bytes x) { std::memcpy(p, &x, sizeof x); }
 inline Bytes bits(Bytes x, int shift, int mask) {
-  for (auto& b : x.b) b = static_cast<uint8_t>((shift >= 0 ? b >> shift : b << -shift) & mask);
-  return x;
+  auto by = static_cast<uint8_t>(shift >= 0 ? shift : -shift);
+  return (shift >= 0 ? x >> by : x << by) & static_cast<uint8_t>(mask);
 }
-inline Bytes less(Bytes x, int byte) {
-  for (auto& b : x.b) b = static_cast<uint8_t>(b - byte);
-  return x;
-}
+inline Bytes both(Bytes a, Bytes b) { return a | b; }
+inline Bytes less(Bytes x, int byte) { return x - static_cast<uint8_t>(byte); }
 
-inline vi factor_lanes(const int8_t* p) {
-  vi out;
-  for (int i = 0; i < W; ++i) out[i] = p[i];
-  return out;
-}
+inline vi factor_lanes(const int8_t* p) { return load_bytes(p); }
 inline void add_products(vi& totals, vi sums, vi factors) { totals += sums * factors; }
-inline Bytes line_of(vi lanes) {
-  Bytes out;
-  std::memcpy(out.b, &lanes, sizeof out.b);
-  return out;
-}
-inline Bytes products_less(Bytes codes, const Bytes& flips, const Bytes& factors, const Bytes& less) {
-  for (int i = 0; i < 4 * W; ++i)
-    codes.b[i] = static_cast<uint8_t>((codes.b[i] ^ flips.b[i]) * factors.b[i & ~1] - less.b[i]);
-  return codes;
-}
-inline Bytes both(Bytes a, Bytes b) {
-  for (int i = 0; i < 4 * W; ++i) a.b[i] |= b.b[i];
-  return a;
+inline Bytes line_of(vi lanes) { return (Bytes)lanes; }
+inline Bytes products_less(Bytes codes, Bytes flips, Bytes factors, Bytes less) {
+  typedef uint16_t Words __attribute__((vector_size(4 * W)));
+  return (Bytes)((Words)(codes ^ flips) * (Words)factors) - less;
 }
 
 #endif
@@ -292,8 +299,7 @@ template <int F>
 class FactorLine {
  public:
   FactorLine(const int8_t* factors, int offset) {
-    vi factor;
-    for (int row = 0; row < W; ++row) factor[row] = factors[row];
+    vi factor = load_bytes(factors);
     vi negative = factor >> 31, size = (factor ^ negative) - negative;
     vi less = middle_code(F) * size + (factor & negative) - offset;
     flips_ = line_of(negative & (2 * middle_code(F) - 1) * 0x01010101);

@@ -119,10 +119,10 @@ inline vf load_fp8(const uint8_t* p) {
   __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
   return (vf)_mm256_cvtph_ps(_mm_or_si128(magnitude, sign)) * kBias;
 #else
-  vf out;
+  uint16_t halves[W];
   for (int i = 0; i < W; ++i)
-    out[i] = half_to_float(static_cast<uint16_t>((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8)) * kBias;
-  return out;
+    halves[i] = static_cast<uint16_t>((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8);
+  return load_half(halves) * kBias;
 #endif
 }
 

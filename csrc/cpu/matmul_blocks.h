@@ -16,7 +16,7 @@ constexpr int kExpandedBlock = kBlockColumns * kTileRows;
 // read as fast from memory, which is what fewer tokens wait for.
 template <int F, bool FromBytes, int M>
 constexpr int row_vectors() {
-  if (W == 16) return M >= 5 ? 2 : 1;
+  if (kRegisters == 32) return (W == 16 ? 1 : 2) * (M >= 5 ? 2 : 1);
   return W == 8 && (code_bits(F) <= 4 || FromBytes || M <= 2) ? 2 : 1;
 }
 

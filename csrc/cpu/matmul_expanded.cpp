@@ -88,6 +88,7 @@ auto* expander_of_products(int format) {
 template <int M, int R>
 void multiply_products(const uint8_t* codes, int64_t next_tile, NextTiles& next, float multiplier,
                        const Panels& panels, int64_t panel, float* out) {
+  static constexpr int32_t kZeros[M] = {};
   for (int row = 0; row < kTileRows; row += R * W) {
     vf result[R][M] = {};
     const uint8_t* group = codes;
@@ -97,7 +98,7 @@ void multiply_products(const uint8_t* codes, int64_t next_tile, NextTiles& next,
     for (int step = 0; step < panels.num_steps; ++step) {
       next.fetch();
       Sums<RL_Q8> sums[R][M];
-      start_sums_at(minus_sums, sums);
+      start_sums_at(takes_signed(RL_Q8) ? kZeros : minus_sums, sums);
       for (int b = 0; b < kFactorBlocks; ++b, quads += kBlockColumns * M)
         add_block<RL_Q8, true, M, R>(group + b * kExpandedBlock, next_tile, true, true, row, quads,
                                      sums);

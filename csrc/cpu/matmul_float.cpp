@@ -26,7 +26,7 @@ template <int F, int M, int N>
 void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Panels& panels, int64_t panel,
                     float* out) {
   constexpr int kVectors = kTileRows / W;
-  constexpr int R = M * kVectors <= 12 ? kVectors : 1;
+  constexpr int R = M * kVectors <= kMostSums ? kVectors : M * 2 <= kMostSums ? 2 : 1;
   // Broadcasts of a pair of columns would not fit the registers beside the sums of several tokens.
   constexpr int kAtOnce = M == 1 ? kTaken<F> : 1;
   const float* x = panels.panel_floats(panel);

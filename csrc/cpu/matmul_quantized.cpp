@@ -149,8 +149,9 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     Groups<K> group(matrix, tile);
     const uint8_t* block = codes;
     const int8_t* quads = panels.panel_bytes(panel);
-    const int32_t* minus_sums = has_min ? kZeros : panels.panel_minus_sums(panel);
-    const int next_unit = has_min ? 0 : M;
+    const bool from_zero = has_min != takes_signed(F);
+    const int32_t* minus_sums = from_zero ? kZeros : panels.panel_minus_sums(panel);
+    const int next_unit = from_zero ? 0 : M;
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = has_min ? panels.panel_sums(panel) : nullptr;
     Prefetch<F, N, M> prefetch(matrix, tile, count, panels, panel);
@@ -255,7 +256,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
 template <int F, int M>
 void multiply_with_factors(const rl_matrix& matrix, const uint8_t* tiles, int count,
                            const Panels& panels, int64_t panel, float* out) {
-  constexpr int R = W == 8 ? 2 : 1;
+  constexpr int R = W == 8 || (W == 4 && kRegisters == 32 && M <= 4) ? 2 : 1;
   for (int n = 0; n < count; ++n) {
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
     multiply_tiles<F, false, M, R, Kind::kFactors>(matrix, tile, nullptr, count, panels, panel,

@@ -49,7 +49,7 @@ class NextTiles {
 constexpr int float_tiles_together(int num_tokens) {
   constexpr int kVectors = kTileRows / W;
   int chains = num_tokens * kVectors;
-  return chains <= 2 ? 4 : chains <= (W == 16 ? 8 : 4) ? 2 : 1;
+  return chains <= 2 ? 4 : chains <= kRegisters / 4 ? 2 : 1;
 }
 
 TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes);

@@ -37,6 +37,10 @@ inline Product64<vu> multiply_wide(vu a, uint32_t b) {
   const Pairs even = (Pairs)product(a), odd = (Pairs)product((vu)((Pairs)a >> 32));
   const Pairs low = (Pairs{} + 0xffffffffu);
   return {(vu)(even >> 32 | (odd & ~low)), (vu)((even & low) | odd << 32)};
+#elif defined(RL_NEON)
+  const auto four = (uint32x4_t)a;
+  auto low = (uint32x4_t)vmull_n_u32(vget_low_u32(four), b), high = (uint32x4_t)vmull_high_n_u32(four, b);
+  return {(vu)vuzp2q_u32(low, high), (vu)vuzp1q_u32(low, high)};
 #else
   Product64<vu> out;
   for (int i = 0; i < W; ++i) {

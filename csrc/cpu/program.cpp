@@ -119,6 +119,8 @@ const char* rl_isa_name(void) {
   return "avxvnni";
 #elif defined(__AVX2__)
   return "avx2";
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return "neondot";
 #else
   return "generic";
 #endif

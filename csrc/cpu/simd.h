@@ -8,6 +8,13 @@
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#define RL_VECTORS  // instructions are written out, where GCC's types do not say them
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#if defined(__ARM_FEATURE_DOTPROD)
+#define RL_VECTORS
+#define RL_NEON
+#endif
 #endif
 
 // AVX2 alone sums products of bytes in 16 bits; see dot.h.
@@ -25,6 +32,14 @@ constexpr int W = 8;
 constexpr int W = 4;
 #endif
 
+// Vectors that registers hold, and how many of them may be sums, beside their operands.
+#if defined(__AVX512F__) || defined(RL_NEON)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
+#endif
+constexpr int kMostSums = kRegisters * 3 / 4;
+
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
@@ -34,7 +49,7 @@ typedef float vf_in_memory __attribute__((vector_size(4 * W), aligned(4), may_al
 // RL_UNROLL stands before a loop over registers, whose trip count the compiler knows; RL_INLINE marks
 // parts of an inner loop, which it would rather call. Plain C++, with its loops over bytes, would
 // take minutes to compile.
-#if defined(__AVX2__)
+#if defined(RL_VECTORS)
 #define RL_UNROLL _Pragma("GCC unroll 16")
 #define RL_INLINE __attribute__((always_inline))
 #else
@@ -60,6 +75,8 @@ inline vf fma(vf a, vf b, vf c) {
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)  // at every level: compilers fuse either of two products
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -71,6 +88,8 @@ inline vi round_to_int(vf x) {
   return (vi)_mm512_cvtps_epi32((__m512)x);
 #elif defined(__AVX2__)
   return (vi)_mm256_cvtps_epi32((__m256)x);
+#elif defined(RL_NEON)
+  return (vi)vcvtnq_s32_f32((float32x4_t)x);
 #else
   vi out;
   for (int i = 0; i < W; ++i) out[i] = static_cast<int32_t>(nearbyintf(x[i]));
@@ -81,25 +100,23 @@ inline vi round_to_int(vf x) {
 // W lanes reduced to one, halves onto halves: with `both(a, b)` for vectors and for numbers.
 template <class Vector, class Both>
 RL_INLINE inline auto reduce(Vector x, const Both& both) {
-#if defined(__AVX2__)
   typedef decltype(x[0] + x[0]) Lane;
   typedef Lane V4 __attribute__((vector_size(16)));
 #if defined(__AVX512F__)
   typedef Lane V8 __attribute__((vector_size(32)));
   V8 eight = both((V8)_mm512_castsi512_si256((__m512i)x),
                   (V8)_mm512_extracti64x4_epi64((__m512i)x, 1));
-#else
+#elif defined(__AVX2__)
   Vector eight = x;
 #endif
+#if defined(__AVX2__)
   V4 four = both((V4)_mm256_castsi256_si128((__m256i)eight),
                  (V4)_mm256_extracti128_si256((__m256i)eight, 1));
+#else
+  V4 four = x;
+#endif
   V4 two = both(four, __builtin_shuffle(four, (V4i){2, 3, 2, 3}));
   return both(two, __builtin_shuffle(two, (V4i){1, 1, 1, 1}))[0];
-#else
-  for (int width = W / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) x[i] = both(x[i], x[i + width]);
-  return x[0];
-#endif
 }
 
 inline float sum(vf x) {
@@ -179,6 +196,10 @@ inline void store_codes(int8_t* p, vi x) {
 inline float half_to_float(uint16_t h) {
 #if defined(__F16C__)
   return _cvtsh_ss(h);
+#elif defined(RL_NEON)
+  __fp16 half;
+  std::memcpy(&half, &h, 2);
+  return half;
 #else
   uint32_t sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31, mantissa = h & 1023u, word;
   if (exponent == 31) {
@@ -199,6 +220,11 @@ inline float half_to_float(uint16_t h) {
 inline uint16_t float_to_half(float x) {
 #if defined(__F16C__)
   return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(RL_NEON)
+  __fp16 half = x;
+  uint16_t out;
+  std::memcpy(&out, &half, 2);
+  return out;
 #else
   uint32_t word;
   std::memcpy(&word, &x, 4);
@@ -233,6 +259,8 @@ inline vf load_half(const uint16_t* p) {
   return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__F16C__)
   return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(RL_NEON)
+  return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
   vf out;
   for (int i = 0; i < W; ++i) out[i] = half_to_float(p[i]);
@@ -247,6 +275,8 @@ inline vf load_bfloat(const uint16_t* p) {
 #elif defined(__AVX2__)
   __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return (vf)_mm256_slli_epi32(wide, 16);
+#elif defined(RL_NEON)
+  return (vf)vshll_n_u16(vld1_u16(p), 16);
 #else
   vi out;
   for (int i = 0; i < W; ++i) out[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
@@ -254,19 +284,18 @@ inline vf load_bfloat(const uint16_t* p) {
 #endif
 }
 
-inline vf load_int8(const int8_t* p) {
+inline vi load_bytes(const int8_t* p) {
 #if defined(__AVX512F__)
-  return (vf)_mm512_cvtepi32_ps(
-      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #elif defined(__AVX2__)
-  return (vf)_mm256_cvtepi32_ps(
-      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 #else
-  vf out;
-  for (int i = 0; i < W; ++i) out[i] = p[i];
-  return out;
+  vi bytes;
+  for (int i = 0; i < W; ++i) bytes[i] = p[i];
+  return bytes;
 #endif
 }
+inline vf load_int8(const int8_t* p) { return to_float(load_bytes(p)); }
 
 // e^x to about 1 unit in the last place; 0 below -87.3, infinity above 88.7. Cody and Waite's
 // reduction, then a polynomial of degree 6 (minimax on [-ln 2 / 2, ln 2 / 2]).

@@ -12,6 +12,8 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // `yield` does nothing on most cores
 #endif
 }
 

@@ -1,6 +1,6 @@
-// Compares the CPU kernels' instruction-set levels: AVX2 with plain C++, and those beyond it with
-// AVX2, from which they may not differ in a bit where the order of a sum does not hang on the width
-// of vectors.
+// Compares the CPU kernels' instruction-set levels: AVX2 and NEON with plain C++, and those beyond
+// AVX2 with it, from which they may not differ in a bit where the order of a sum does not hang on the
+// width of vectors. On aarch64 plain C++ is rounded as NEON is, too.
 //
 //   levels FOLDER           lists the levels that run here, and checks each of them
 //   levels FOLDER LEVEL...  checks those
@@ -18,7 +18,7 @@ namespace {
 using namespace rl_test;
 
 const std::vector<std::string> kLevels = {"generic", "avx2", "avxvnni", "avx512", "avx512bf16",
-                                          "avx512amx"};
+                                          "avx512amx", "neondot"};
 
 // What the library of detection says.
 struct Detected {
@@ -67,7 +67,7 @@ int run(const std::vector<std::string>& arguments) {
   if (arguments.size() > 1) levels.assign(arguments.begin() + 1, arguments.end());
   bool passed = true;
   for (const std::string& name : levels) {
-    bool beyond = name != "generic" && name != "avx2";
+    bool beyond = name.rfind("avx", 0) == 0 && name != "avx2";
     Level reference(folder, beyond ? "avx2" : "generic"), tested(folder, name);
     passed &= compare(reference, tested);
   }

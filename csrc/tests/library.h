@@ -74,8 +74,12 @@ class Level {
   Level& operator=(const Level&) = delete;
 
   // Lanes of a vector, by which sums over lanes are grouped.
-  int lanes() const { return name.rfind("avx512", 0) == 0 ? 16 : name == "generic" ? 4 : 8; }
+  int lanes() const { return name.rfind("avx512", 0) == 0 ? 16 : name.rfind("avx", 0) == 0 ? 8 : 4; }
+#if defined(__aarch64__)
+  bool fuses() const { return true; }  // plain C++ as well
+#else
   bool fuses() const { return name != "generic"; }
+#endif
   // bfloats are multiplied in pairs, the activations rounded to bfloat.
   bool rounds_to_bfloat() const { return name == "avx512bf16" || name == "avx512amx"; }
 

@@ -19,21 +19,25 @@ def library_folder() -> Path:
     )
 
 
-def compile_program(program: Path, sources: Iterable[Path], *flags: str) -> None:
+def compile_program(
+    program: Path, sources: Iterable[Path], *flags: str, compiler: str | None = None
+) -> None:
     """Compile and link C++ sources.
 
     Raises:
         AssertionError: there is no compiler, though the kernels were built here.
     """
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    names = [compiler] if compiler else ["c++", "g++", "clang++"]
+    compiler = next(filter(None, map(shutil.which, names)), None)
     assert compiler, "the kernels are built with a C++ compiler"
     command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-o", program, *sources, *flags]
     subprocess.run(command, check=True)
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, compiler: str | None = None) -> Path:
     """The program, compiled into ``folder``; of shared libraries it needs only the C library."""
     program = folder / "levels"
     static = ("-static-libstdc++", "-static-libgcc")
-    compile_program(program, sorted(SOURCES.glob("*.cpp")), *static, "-ldl", "-pthread")
+    flags = (*static, "-ldl", "-pthread")
+    compile_program(program, sorted(SOURCES.glob("*.cpp")), *flags, compiler=compiler)
     return program

@@ -94,15 +94,25 @@ def test_structs(name):
     assert found == wanted
 
 
-@pytest.mark.parametrize(("level", "lanes"), [("generic", 4), ("avx2", 8), ("avx512", 16)])
-def test_the_prices_know_how_many_tokens_and_rows_kernels_take(level, lanes, monkeypatch):
+@pytest.mark.parametrize(
+    ("level", "lanes", "registers"),
+    [("generic", 4, 16), ("avx2", 8, 16), ("avx512", 16, 32), ("neondot", 4, 32)],
+)
+def test_the_prices_know_how_many_tokens_and_rows_kernels_take(
+    level, lanes, registers, monkeypatch
+):
+    values = {"W": lanes, "kRegisters": registers}
+
     def chosen(header: str, name: str) -> int:
-        """Of an initializer such as ``W == 16 ? 12 : W == 8 ? 6 : 2``."""
+        """Of an initializer such as ``W == 16 ? 12 : W == 8 || kRegisters == 32 ? 6 : 2``."""
         found = re.search(rf"\b{name} = ([^;]*);", text(header))
         assert found
         *cases, last = found[1].split(":")
-        values = dict(re.findall(r"W == (\d+) \? (\d+)", ":".join(cases)))
-        return int(values.get(str(lanes), last))
+        for case in cases:
+            condition, value = case.split("?")
+            if any(values[name] == int(n) for name, n in re.findall(r"(\w+) == (\d+)", condition)):
+                return int(value)
+        return int(last)
 
     monkeypatch.setattr("ridgeline.executors.cpu.pricing.chosen_level", lambda: level)
     monkeypatch.setattr("ridgeline.executors.cpu.pricing.native_kernels_run", lambda: True)

@@ -13,7 +13,7 @@ from ridgeline.kernels.cpu.structs import FUNCTIONS, RAISING
 ABI_VERSION = 18  # RL_ABI_VERSION of the header that this package was written for
 
 # Instruction-set levels in the numbering of csrc/cpu/detect.cpp, the newest last.
-LEVELS = ("generic", "avx2", "avxvnni", "avx512", "avx512bf16", "avx512amx")
+LEVELS = ("generic", "avx2", "avxvnni", "avx512", "avx512bf16", "avx512amx", "neondot")
 LEVEL_VARIABLE = "RIDGELINE_CPU_LEVEL"  # for debugging: forces a level
 
 
