@@ -1,17 +1,23 @@
 """A small model before a large one: who answers, what the client sees, and what is risked."""
 
+import asyncio
 import json
 import random
+from math import inf
 
 import pytest
 from tests.fleet.conftest import RouteProcess, stream
 from tests.fleet.reading import read, without_identity
+from tests.fleet.test_forwarding import answer, routed
 from tests.reliability.process import ServeProcess
 
 from ridgeline.cli.main import main
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.fleet.cascade import asked_of_small, events_of, score_of
+from ridgeline.fleet.cascade import HeldClient, asked_of_small, events_of, score_of
 from ridgeline.fleet.cascade_calibration import JudgedPair, cascade_threshold
+from ridgeline.fleet.engines import RoutedEngine
+from ridgeline.fleet.forwarding import Client
+from ridgeline.fleet.upstream import AnswerHead, UpstreamPool
 from ridgeline.weights.location import embedded_draft_folder, locate_model
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -42,8 +48,60 @@ def test_the_threshold_is_the_lowest_whose_bound_is_kept():
     hopeless = [pair(n / 100, small=n < 50, large=True) for n in range(99)]
     found = cascade_threshold(hopeless, 0.01)
     assert (found.kept, found.told()["threshold"], found.is_worth_it) == (0.0, None, False)
-    with pytest.raises(InvalidRequestError, match="needs 100"):
+    with pytest.raises(InvalidRequestError, match="needs 99"):
         cascade_threshold(pairs[:50], 0.01)
+
+
+def test_no_threshold_is_of_answers_without_a_token():
+    """The router passes none of them on."""
+    pairs = [pair(-inf, small=True, large=True)] * 20 + [pair(2.0, small=True, large=True)] * 20
+    assert cascade_threshold(pairs, 0.05).threshold == 2.0
+    assert cascade_threshold(pairs[:20], 0.05).told()["threshold"] is None
+
+
+@pytest.mark.parametrize("model", [None, "m", "an-adapter"])
+def test_what_names_another_model_than_the_large_one_is_not_the_small_ones(tmp_path, model):
+    tops = b'"top_logprobs":[{"a":-0.1,"b":-9}]'
+    small = b'{"choices":[{"index":0,"text":"small","logprobs":{%b}}]}' % tops
+    with routed(tmp_path, [answer(200, small)], models=[b"tiny"]) as (of_small, _):
+        (told,) = of_small.get("/fleet/state").json()["engines"]
+        with routed(
+            tmp_path, [answer(200, b'{"choices":[{"index":0,"text":"large"}]}')],
+            cascade=(told["url"],), cascade_threshold=1.0,
+        ) as (client, _):  # fmt: skip
+            body = {"prompt": "x"} | ({} if model is None else {"model": model})
+            text = client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
+    assert text == ("large" if model == "an-adapter" else "small")
+
+
+class Told(Client):
+    def __init__(self):
+        self.has_begun = False
+
+    async def whole(self, status, headers, body):
+        self.answer = status, dict(headers)[b"content-type"], body
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_too_long_to_come_as_one_is_passed_on_as_one(status):
+    async def main():
+        held, told = HeldClient(), Told()
+        kind = (b"content-type", b"application/json")
+        head = AnswerHead(status, [kind])
+        await held.begin(
+            head, RoutedEngine("0", UpstreamPool("http://a:1", connect_timeout_s=1.0), None)
+        )
+        held.write(b'{"choices":[{"index":0,')
+        held.write(b'"text":"long","logprobs":{}}]}')
+        await held.end()
+        if status != 200:
+            assert held.events() == []
+            return
+        await held.pass_on(told, held.events())
+        text = b'{"choices":[{"index":0,"text":"long","logprobs":null}]}'
+        assert told.answer == (200, kind[1], text)
+
+    asyncio.run(main())
 
 
 def test_of_other_requests_no_more_are_lost_than_was_asked_for():
@@ -62,10 +120,14 @@ def test_of_other_requests_no_more_are_lost_than_was_asked_for():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"n": 2}, {"prompt": ["a", "b"]}, {"logprobs": 1}, {"tools": [{}]}, {"echo": True}],
-)
+    [
+        {"n": 2}, {"prompt": ["a", "b"]}, {"logprobs": 1}, {"logprobs": 0},
+        {"prompt_logprobs": 0}, {"tools": [{}]}, {"echo": True},
+    ],
+)  # fmt: skip
 def test_what_is_more_than_a_text_is_the_large_models_at_once(fields):
-    assert asked_of_small(COMPLETIONS, {"prompt": [1, 2]}, "m") is not None
+    plain = {"prompt": [1, 2], "echo": False, "tools": []}
+    assert asked_of_small(COMPLETIONS, plain, "m") is not None
     assert asked_of_small(COMPLETIONS, {"prompt": "a"} | fields, "m") is None
 
 

@@ -17,7 +17,7 @@ from prometheus_client import Counter
 
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.engines import RoutedEngine
-from ridgeline.fleet.forwarding import Client, Forwarding
+from ridgeline.fleet.forwarding import EVENTS, Client, Forwarding, answer_headers
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.router import PREFIX, Router
 from ridgeline.fleet.upstream import UNREADABLE, AnswerHead
@@ -39,12 +39,17 @@ def asked_of_small(path: str, body: Mapping[str, Any], model: str) -> dict[str, 
     several outputs or prompts, tools, log-probabilities and what is kept."""
     prompt = body.get("prompt")
     is_several = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
-    if is_several or any(body.get(name) for name in _OF_THE_LARGE):
+    if is_several or any(_is_asked(body.get(name)) for name in _OF_THE_LARGE):
         return None
     if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1):
         return None
     more = {"logprobs": True, "top_logprobs": 2} if path == _CHAT else {"logprobs": 2}
     return {**body, **more, "model": model}
+
+
+def _is_asked(value: object) -> bool:
+    """``logprobs: 0`` asks for those of the tokens themselves."""
+    return bool(value) or (value == 0 and not isinstance(value, bool))
 
 
 def margins(choice: Mapping[str, Any]) -> Iterator[float]:
@@ -100,7 +105,11 @@ class HeldClient(Client):
         self.is_whole = False
 
     async def begin(self, head: AnswerHead, engine: RoutedEngine) -> None:
-        self.has_begun, self._head = True, (head, engine)
+        self.has_begun = True
+        if head.fields.get(b"content-type", b"").startswith(EVENTS):
+            self._head = (head, engine)
+        else:  # too long to have come as one
+            self._whole = (head.status, answer_headers(head, engine))
 
     def write(self, data: bytes) -> bool:
         self._parts.append(data)
@@ -113,7 +122,7 @@ class HeldClient(Client):
         self.is_whole = False
 
     async def end(self) -> None:
-        self.is_whole = True
+        self.is_whole = self._whole is None or self._whole[0] == 200
 
     async def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         self.has_begun, self._whole = True, (status, headers)
@@ -145,6 +154,7 @@ class Cascade:
 
     def __init__(self, config: RouterConfig, router: Router) -> None:
         assert config.cascade_threshold is not None
+        self._large = router
         self._threshold = config.cascade_threshold
         self.router = Router(
             replace(
@@ -165,12 +175,16 @@ class Cascade:
 
     def small_request(self, request: RoutedRequest) -> RoutedRequest | None:
         """What the small model is asked; ``None`` if it is not."""
-        models = next((each.state.models for each in self.router.engines if each.is_up), ())
+        models, larges = (
+            next((each.state.models for each in router.engines if each.is_up), ())
+            for router in (self.router, self._large)
+        )
         asked = None
         if request.is_continued and models and not request.is_for_first:
             try:
                 body = msgspec.json.decode(request.body, type=dict[str, Any])
-                asked = asked_of_small(request.path, body, models[0])
+                if body.get("model") in (None, *larges[:1]):
+                    asked = asked_of_small(request.path, body, models[0])
             except UNREADABLE:  # which the engine will say better
                 asked = None
         if asked is None:

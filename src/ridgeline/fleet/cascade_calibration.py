@@ -7,7 +7,7 @@ sample, the chance that the small model's answer is passed on and is wrong is at
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import inf
+from math import ceil, inf
 from statistics import fmean
 from typing import Any
 
@@ -77,13 +77,13 @@ def cascade_threshold(pairs: Sequence[JudgedPair], risk: float) -> CascadeThresh
     """
     count = len(pairs)
     if 1 / (count + 1) > risk:
-        needed = int(1 / risk)
+        needed = ceil(1 / risk) - 1
         raise InvalidRequestError(
             f"{count} requests bound no risk below {1 / (count + 1):.3f}: for {risk:g} the sample "
             f"needs {needed}."
         )
     threshold, lost = inf, 0
-    for score in sorted({each.score for each in pairs}, reverse=True):
+    for score in sorted({each.score for each in pairs if each.score > -inf}, reverse=True):
         lost += sum(each.is_loss for each in pairs if each.score == score)
         if (lost + 1) / (count + 1) > risk:
             break

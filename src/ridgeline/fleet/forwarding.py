@@ -18,7 +18,7 @@ from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.replies import DONE, encode
 
 Send = Callable[[Any], Awaitable[None]]
-_EVENTS = b"text/event-stream"
+EVENTS = b"text/event-stream"
 _LINES = b"application/x-ndjson"
 MOST_WHOLE_BYTES = 4 << 20  # of an answer that is kept until it is whole
 _MOST_CONTINUATIONS = 16
@@ -78,7 +78,7 @@ class Client:
     async def begin(self, head: AnswerHead, engine: RoutedEngine) -> None:
         """Send the head of an answer whose length is not known."""
         await self._send({"type": "http.response.start", "status": head.status,
-                          "headers": [*_headers(head, engine), *self.added]})  # fmt: skip
+                          "headers": [*answer_headers(head, engine), *self.added]})  # fmt: skip
         self.has_begun = True
 
     def write(self, data: bytes) -> bool:
@@ -209,7 +209,7 @@ class Forwarding:
             raise UpstreamError("The engine has not answered in time.") from None
         tracked.start()
         fields = head.fields
-        is_events = fields.get(b"content-type", b"").startswith(_EVENTS)
+        is_events = fields.get(b"content-type", b"").startswith(EVENTS)
         if head.status == 200 and is_events:
             if placed.alone_s and self._router.handing_over is not None:
                 roles = self._router.handing_over.roles
@@ -248,7 +248,7 @@ class Forwarding:
             self.is_overload = _may_be_others(status) and _LIMIT_OF_KEY not in answer.body
         elif self._request.generates and self._router.config.max_replicas is not None:
             self.times.output_tokens = _num_tokens(answer.body)
-        await self._client.whole(status, _headers(answer.head, engine), answer.body)
+        await self._client.whole(status, answer_headers(answer.head, engine), answer.body)
         return True
 
     def _note_engine(self, engine: RoutedEngine) -> None:
@@ -398,7 +398,8 @@ def _may_be_others(status: int) -> bool:
     return status == 429 or status >= 500
 
 
-def _headers(head: AnswerHead, engine: RoutedEngine) -> list[tuple[bytes, bytes]]:
+def answer_headers(head: AnswerHead, engine: RoutedEngine) -> list[tuple[bytes, bytes]]:
+    """Those that a client gets."""
     return [*end_to_end(head.headers), (b"x-ridgeline-engine", engine.name.encode())]
 
 
