@@ -9,7 +9,7 @@ from ridgeline.core.formats import BFLOAT16, FLOAT32
 from ridgeline.core.plan import ModelRole
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import explain
-from ridgeline.roofline.batch import decode_batch
+from ridgeline.roofline.batch import decode_batch, prefill_batch
 from ridgeline.roofline.calibration import typical
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.model import PricedModel
@@ -59,6 +59,11 @@ def test_the_roof_of_a_pass_is_that_of_its_ops(predictor):
     slow = [replace(many, bound=explain.Bound.MEMORY)]  # as kernels of attention may be
     (line,) = (each for each in explain.sentences(predictor, slow) if "beyond the ridge" in each)
     assert line.startswith("decode B=256 C=2048 has") and "Attend has" in line
+    prompt = replace(points[2], bound=explain.Bound.MEMORY)
+    (line,) = (e for e in explain.sentences(predictor, [prompt]) if "beyond the ridge" in e)
+    of_prompt = {each.name: each.intensity for each in explain.ops(predictor, prefill_batch(2048))}
+    name, intensity = line.rstrip(".").rpartition("other, and ")[2].split(" has ")
+    assert intensity == f"{of_prompt[name]:.1f}"  # of one prompt, not of 2,048 sequences
 
 
 def test_all_advice_has_an_interval_within_what_the_roof_gives(predictor):

@@ -306,7 +306,13 @@ def sentences(predictor: StepPredictor, found: Sequence[RooflinePoint]) -> list[
             )
     beyond = (p for p in found if p.bound is Bound.MEMORY and p.intensity > memory)
     if (point := next(beyond, None)) is not None:
-        each = ops(predictor, decode_batch(point.tokens, point.context))
+        is_prefill = point.phase == "prefill"
+        batch = (
+            prefill_batch(point.context)
+            if is_prefill
+            else decode_batch(point.tokens, point.context)
+        )
+        each = ops(predictor, batch)
         slow = next((op for op in each if op.bound is Bound.MEMORY), each[0])
         lines.append(
             f"{point.name} has {point.intensity:.1f} FLOPs per byte, beyond the ridge, and most of "
