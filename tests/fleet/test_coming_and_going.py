@@ -149,8 +149,10 @@ class MovingReplica:
     def keep(self, moved):
         self._moved = moved
 
-    async def move(self):
+    async def move(self, number=None):
         before, _ = self.url, await self.start()
+        if number is not None:
+            self.url = f"http://127.0.0.1:{number}"
         await self._moved(before, self.url)
 
     async def end(self):
@@ -175,5 +177,19 @@ def test_a_replica_that_moves_while_it_leaves_is_ended_where_it_is():
         assert (first.is_ended, moving.is_ended) == (False, True)
         assert await replicas.start()  # its place is free
         await router.close()
+
+    asyncio.run(main())
+
+
+def test_a_replica_is_ended_where_another_was_before_it_moved():
+    async def main():
+        replicas = OwnReplicas([MovingReplica(), (other := MovingReplica())])
+        other._number = 100
+        first_url, _ = [await replicas.start() for _ in range(2)]
+        await replicas._all[0].move()
+        await other.move(number=1)
+        assert other.url == first_url
+        await replicas.end(other.url)
+        assert [each.is_ended for each in replicas._all] == [False, True]
 
     asyncio.run(main())

@@ -203,6 +203,7 @@ class OwnReplicas:
             await replica.end()
             self._free.append((number, replica))
             raise
+        self._moved_to.pop(url, None)  # whoever was there has moved, and nobody ends it by this
         replica.keep(self._moved)
         self._running.append((number, replica))
         return url
@@ -222,6 +223,7 @@ class OwnReplicas:
 
     async def _moved(self, before: str, now: str) -> None:
         self._moved_to[before] = now
+        self._moved_to.pop(now, None)
         if self.router is None:
             return
         known = [each for each in self.router.engines if each.pool.url == before]
