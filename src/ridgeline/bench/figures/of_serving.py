@@ -243,7 +243,7 @@ FIGURES: tuple[Figure, ...] = (
         "Medusa's heads ÷ none",
         1.9,
         published="up to 1.9×",
-        why_not="Such heads are trained for one model; drafters of EAGLE-3 are read instead.",
+        why_not="It takes heads that somebody trained for a model; `medusa` reads such heads.",
     ),
     figure(
         "D6",
