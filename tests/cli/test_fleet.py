@@ -196,6 +196,32 @@ def test_manifests_start_what_the_file_says(tmp_path, monkeypatch, capsys):
     assert [p["spec"]["replicas"] for p in parts if p["kind"] == "StatefulSet"] == [3]
 
 
+def test_manifests_write_switches_and_lists_as_a_command_line_has_them(tmp_path, capsys):
+    router = {"request_log": "log", "request_log_text": True, "cascade_threshold": 1.5}
+    urls = ["http://a:1", "http://b:1"]
+    file = str(file_of(tmp_path, {"router": router | {"cascade": urls}}))
+    assert main(["fleet", "up", file, "--manifests", str(tmp_path)]) == 0
+    parts = yaml.safe_load_all((tmp_path / "fleet.yaml").read_text())
+    (pod,) = (p["spec"]["template"]["spec"] for p in parts if p["kind"] == "Deployment")
+    found = build_parser().parse_args(pod["containers"][0]["command"][1:])
+    assert (found.request_log_text, found.cascade) == (True, urls)
+    for setting, said in (("api_key_file", "the pod's own"), ("api_key", "write engine.api_key")):
+        file = str(file_of(tmp_path, {"router": {setting: "keys"}}))
+        assert main(["fleet", "up", file, "--manifests", str(tmp_path)]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_names_settings_that_there_are_not(tmp_path):
+    for change, said in (
+        ({"router": {"policy": "none"}}, "must be one of price"),
+        ({"engine": {"max_num_sqs": 4}}, "max_num_sqs"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            plan(read_fleet(file_of(tmp_path, PLANNED | change)), num_requests=80)
+    with pytest.raises(InvalidRequestError, match="at least 1"):
+        plan(read_fleet(file_of(tmp_path, PLANNED)), num_requests=0)
+
+
 def said_by(text):
     return answer(200, f'{{{MODELS},"choices":[{{"index":0,"text":"{text}"}}]}}'.encode())
 
@@ -253,8 +279,35 @@ def test_an_answer_is_the_same_whatever_the_borders_of_its_events():
     whole = read_answer(event("ab", role="assistant", **both))
     assert read_answer(cut).digest == whole.digest
     assert read_answer(event("ac", role="assistant", **both)).digest != whole.digest
+    message = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+    answers = [
+        json.dumps({"choices": [{"index": 0, "message": message}]}).replace('"c"', each).encode()
+        for each in ('"c"', '"d"')
+    ]
+    assert len({read_answer(each).digest for each in answers}) == 1  # ids are of chance
+    assert read_answer(answers[0].replace(b'"f"', b'"g"')).digest != read_answer(answers[0]).digest
     assert read_answer(b"data: {broken\n\n") is None
     assert read_answer(b"[]") is None
+
+
+@pytest.mark.parametrize("none", [{}, {"seed": None}, {"seed": -1}])
+def test_a_request_that_leaves_the_seed_to_chance_is_asked_again_with_the_routers(none):
+    logged = LoggedRequest(
+        at_s=0, path="", engine="0", prompt_tokens=1, output_tokens=1, seconds=1,
+        digest="d", seed=5, body={"prompt": "x"} | none,
+    )  # fmt: skip
+    assert logged.is_repeatable and logged.again["seed"] == 5
+    unknown = msgspec.structs.replace(logged, seed=None)
+    assert not unknown.is_repeatable and unknown.again == unknown.body
+    own = msgspec.structs.replace(logged, body={"prompt": "x", "seed": 0})
+    assert own.again["seed"] == 0
+
+
+def test_a_log_that_was_there_is_its_owners_alone_from_now_on(tmp_path):
+    path = tmp_path / "log"
+    path.touch(mode=0o644)
+    RequestLog(str(path), with_text=True).close()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_seconds_of_a_log_are_predicted_by_the_engines_own_price():

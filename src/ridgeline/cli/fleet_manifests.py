@@ -6,12 +6,13 @@ from typing import Any
 
 from ridgeline.cli.fleet_file import FleetFile
 from ridgeline.core.errors import DiskError, SettingsError
+from ridgeline.fleet.config import RouterConfig
 
 _HEAD = """\
 # kubectl create secret generic ridgeline-fleet --from-file=keys.toml --from-file=router-key
 # kubectl apply -f fleet.yaml
 """
-_OWN_NAMES = ("host", "port", "router_key_file")  # of the router, which the pod decides
+_OWN_NAMES = ("host", "port", "router_key_file", "api_key_file")  # which the pods decide
 _ENGINE_URL = "http://ridgeline-engine-{}.ridgeline-engines:8000"
 
 
@@ -70,13 +71,24 @@ def _router(file: FleetFile) -> list[str]:
     for name, value in file.router_settings.items():
         if name in _OWN_NAMES:
             raise SettingsError(f"router.{name} is the pod's own: leave it out.")
+        if name not in RouterConfig.__dataclass_fields__:
+            raise SettingsError(f"router.{name} is of engines here: write engine.{name}.")
         settings[name] = value
     options = [
-        f"--{name.replace('_', '-')}={value}" for name, value in (settings | file.scaling).items()
+        option
+        for name, value in (settings | file.scaling).items()
+        for option in _options(name.replace("_", "-"), value)
     ]
     return ["ridgeline", "route", *options] + [
         f"--engine={_ENGINE_URL.format(number)}" for number in range(file.most)
     ]
+
+
+def _options(name: str, value: Any) -> list[str]:
+    """A setting as a command line has it."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}={each}" for each in (value if isinstance(value, list) else [value])]
 
 
 def _value(name: str, value: Any) -> str:

@@ -10,7 +10,7 @@ from ridgeline.cli.display import output_console, print_columns, print_paragraph
 from ridgeline.cli.fleet_file import FleetFile, PlannedLoad
 from ridgeline.cli.options import Parser
 from ridgeline.cli.priced_model import check_model, read_model
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, SettingsError
 from ridgeline.fleet.disaggregated import SimulatedLink, simulate_disaggregated
 from ridgeline.fleet.policies import POLICIES
 from ridgeline.fleet.simulation import FleetTraffic, SimulatedMachine, simulate_fleet
@@ -32,6 +32,7 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
 
     Raises:
         InvalidRequestError: there is no load or no limit, or the model does not fit.
+        SettingsError: a setting is none.
     """
     if file.load is None or (file.load.rate_rps is None) == (file.load.trace is None):
         raise InvalidRequestError("A plan needs load.rate_rps or load.trace.")
@@ -39,6 +40,11 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
         raise InvalidRequestError(
             "A plan needs limits: slo.ttft_s, slo.tpot_s or slo.end_to_end_s."
         )
+    _ = file.routed("plan") if file.engines else file.served("plan")  # whose settings exist
+    if (name := str(file.router_settings.get("policy", "price"))) not in POLICIES:
+        raise SettingsError(f"router.policy must be one of {', '.join(POLICIES)}.")
+    if num_requests < 1:
+        raise InvalidRequestError("--requests is at least 1.")
     arguments = _arguments(file, file.load)
     check_model(arguments)
     hardware = plan_command.machine_of(arguments)
@@ -53,7 +59,7 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
     )
     arrivals = _arrivals(file.load, num_requests)
     usd = hardware.usd_per_hour and hardware.usd_per_hour * chosen.model.layout.tensor
-    policy = POLICIES[file.router_settings.get("policy", "price")]
+    policy = POLICIES[name]
     points = list[dict[str, Any]]()
     for count in range(file.budget.min_replicas, _most(file, usd) + 1):
         traffic = simulate_fleet(machine, arrivals, policy(), count=count)

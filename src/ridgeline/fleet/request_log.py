@@ -7,6 +7,7 @@ A line for each whole answer. Without ``body`` it has lengths and times, as trac
 import hashlib
 import logging
 import os
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.forwarding import MOST_WHOLE_BYTES, Client, Send
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.upstream import AnswerHead
+from ridgeline.server.sampling import RANDOM_SEED
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Whether the same output can be asked for again."""
         body = self.body or {}
         several = isinstance(body.get("prompt"), list) and not isinstance(body["prompt"][0], int)
-        drawn = body.get("seed") is None and (self.seed is None or several)
+        drawn = self._has_no_seed and (self.seed is None or several)
         return (
             self.digest is not None and bool(body) and (not drawn or body.get("temperature") == 0)
         )
@@ -56,7 +58,13 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def again(self) -> dict[str, Any]:
         """The body that asks for it again."""
         assert self.body is not None
-        return self.body if self.seed is None else {"seed": self.seed} | self.body
+        if self.seed is None or not self._has_no_seed:
+            return self.body
+        return self.body | {"seed": self.seed}
+
+    @property
+    def _has_no_seed(self) -> bool:
+        return (self.body or {}).get("seed") in (None, RANDOM_SEED)
 
 
 class ReadAnswer(msgspec.Struct, frozen=True):
@@ -104,10 +112,16 @@ def _add(known: dict[str, Any], new: Mapping[str, Any]) -> None:
             for each in value:  # choices, or calls of tools
                 rest = {key: one for key, one in each.items() if key not in ("index", "id")}
                 _add(known.setdefault(f"{name} {each['index']}", {}), rest)
-        elif isinstance(value, str | list) and name in known:
-            known[name] = known[name] + value
         else:
-            known[name] = value
+            if isinstance(value, list):  # calls of tools in whole answers have no index
+                value = [
+                    {key: one for key, one in each.items() if key != "id"}
+                    if isinstance(each, Mapping)
+                    else each
+                    for each in value
+                ]
+            joins = isinstance(value, str | list) and name in known
+            known[name] = known[name] + value if joins else value
 
 
 class RecordedClient(Client):
@@ -173,6 +187,9 @@ class RequestLog:
         self._path, self._with_text = path, with_text
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISREG(mode) and mode & 0o077:  # it was there
+                os.fchmod(descriptor, 0o600)
         except OSError as error:
             raise SettingsError(
                 f"request_log {path} cannot be written: {error.strerror}."

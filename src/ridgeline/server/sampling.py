@@ -16,7 +16,7 @@ _COPIED = (
     "frequency_penalty", "stop_token_ids", "min_tokens", "ignore_eos",
     "include_stop_str_in_output", "skip_special_tokens", "segments", "segment_reuse",
 )  # fmt: skip
-_RANDOM_SEED = -1
+RANDOM_SEED = -1  # as without one
 
 
 def sampling_params(
@@ -42,7 +42,7 @@ def sampling_params(
         if fields.repetition_penalty not in (None, fields.repeat_penalty):
             raise bad_request("repetition_penalty and repeat_penalty differ.", "repeat_penalty")
         values["repetition_penalty"] = fields.repeat_penalty
-    if fields.seed is not None and fields.seed != _RANDOM_SEED:
+    if fields.seed is not None and fields.seed != RANDOM_SEED:
         values["seed"] = fields.seed if fields.seed >= 0 else fields.seed % (MAX_SEED + 1)
     if fields.stop is not None:
         values["stop"] = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
