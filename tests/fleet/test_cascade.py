@@ -74,6 +74,21 @@ def test_what_names_another_model_than_the_large_one_is_not_the_small_ones(tmp_p
     assert text == ("large" if model == "an-adapter" else "small")
 
 
+def test_a_small_engine_that_tells_its_name_to_nobody_without_a_key_is_asked(tmp_path):
+    tops = b'"top_logprobs":[{"a":-0.1,"b":-9}]'
+    small = b'{"data":[],"choices":[{"index":0,"text":"small","logprobs":{%b}}]}' % tops
+    with routed(tmp_path, [answer(200, small)]) as (of_small, seen):
+        (told,) = of_small.get("/fleet/state").json()["engines"]
+        with routed(
+            tmp_path, [answer(200, b'{"data":[],"choices":[{"index":0,"text":"large"}]}')],
+            cascade=(told["url"],), cascade_threshold=1.0, router_key_file=None,
+        ) as (client, _):  # fmt: skip
+            answered = client.post(COMPLETIONS, json={"prompt": "x"}).json()
+        assert answered["choices"][0]["text"] == "small"
+        body = json.loads(seen[0][-1].partition(b"\r\n\r\n")[2] or "{}")
+        assert body.get("model") is None
+
+
 class Told(Client):
     def __init__(self):
         self.has_begun = False

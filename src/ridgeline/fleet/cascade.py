@@ -34,9 +34,12 @@ _OF_THE_LARGE = (
 )  # fmt: skip
 
 
-def asked_of_small(path: str, body: Mapping[str, Any], model: str) -> dict[str, Any] | None:
-    """The request as the small model gets it; ``None`` where the large one answers at once: to
-    several outputs or prompts, tools, log-probabilities and what is kept."""
+def asked_of_small(
+    path: str, body: Mapping[str, Any], model: str | None = None
+) -> dict[str, Any] | None:
+    """The request as the small model gets it, by its name if that is known; ``None`` where the
+    large one answers at once: to several outputs or prompts, tools, log-probabilities and what is
+    kept."""
     prompt = body.get("prompt")
     is_several = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
     if is_several or any(_is_asked(body.get(name)) for name in _OF_THE_LARGE):
@@ -180,11 +183,12 @@ class Cascade:
             for router in (self.router, self._large)
         )
         asked = None
-        if request.is_continued and models and not request.is_for_first:
+        is_up = any(each.is_up for each in self.router.engines)
+        if request.is_continued and is_up and not request.is_for_first:
             try:
                 body = msgspec.json.decode(request.body, type=dict[str, Any])
                 if body.get("model") in (None, *larges[:1]):
-                    asked = asked_of_small(request.path, body, models[0])
+                    asked = asked_of_small(request.path, body, *models[:1])
             except UNREADABLE:  # which the engine will say better
                 asked = None
         if asked is None:

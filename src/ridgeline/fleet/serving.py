@@ -85,7 +85,7 @@ async def run(
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     url = url_of(listener, config)
     announce(f"Ridgeline routes to {len(router.engines)} engines on {url}")
-    for note in _notes(router):
+    for note in dict.fromkeys(note for each in routers for note in _notes(each)):
         announce(note)
     if any(each.is_up for each in router.engines):
         announce("Ready.")
