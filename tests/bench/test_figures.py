@@ -84,6 +84,13 @@ def test_a_run_of_some_figures_leaves_what_is_kept_of_others(tmp_path):
 def test_a_command_that_fails_is_named_with_its_error(tmp_path):
     slow, _ = rows(tmp_path, Runner(a=10, b=4, c=CommandFailedError("no such shape")))
     assert (slow["verdict"], slow["why_not"]) == ("not run", "no such shape")
+
+
+@pytest.mark.parametrize("printed", [0, None, {}])
+def test_what_answers_nothing_is_said_and_ends_no_others(tmp_path, printed):
+    slow, quick = rows(tmp_path, Runner(a=10, b=printed, c=3))
+    assert (slow["verdict"], quick["verdict"]) == ("more", "not run")
+    assert quick["why_not"].startswith("What was printed does not answer it")
     with pytest.raises(CommandFailedError, match=r"memory nothing: error: .*nothing"):
         run_command("memory nothing", tmp_path, 60.0)
 

@@ -151,6 +151,9 @@ def _answered(figure: Figure, answers: Answers, run: Run, deadline_s: float) -> 
         ours = figure.ours(found) if figure.commands else found[0]
     except CommandFailedError as error:
         return row | {"verdict": "not run", "why_not": str(error)}
+    except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError) as error:
+        why_not = f"What was printed does not answer it: {error!r}."
+        return row | {"verdict": "not run", "why_not": why_not}
     return row | {
         "ours": ours,
         "verdict": figure.verdict(ours),
