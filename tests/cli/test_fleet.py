@@ -138,6 +138,8 @@ def test_a_file_says_what_the_command_lines_do(tmp_path):
     assert (served.slo, served.port, served.drain_s) == ("ttft=0.5", 80, 3.0)
     assert served.router_settings == {"policy": "prefix", "slo_share": 0.9}
     assert file.url == "http://127.0.0.1:80"
+    for host, url in (("::1", "http://[::1]:8000"), ("::", "http://127.0.0.1:8000")):
+        assert read_fleet(file_of(tmp_path, {"router": {"host": host}})).url == url
     urls = ["http://a:1", "http://b:1"]
     routed_to = read_fleet(file_of(tmp_path, settings | {"engines": urls})).routed("")
     assert (routed_to.engine, routed_to.max_replicas, routed_to.slo_share) == (urls, 4, 0.9)
@@ -235,6 +237,13 @@ def test_verify_names_the_engine_that_gives_other_tokens(tmp_path, capsys):
     differing = json.loads(capsys.readouterr().out)["differing"]
     first, second = (each["url"] for each in state["engines"])
     assert (differing[first], len(differing[second])) == ([], 4)
+
+
+def test_verify_says_that_a_key_may_use_no_model(tmp_path, capsys):
+    with routed(tmp_path, [answer(200, b'{"data":[]}')]) as (client, _):
+        words = ["fleet", "verify", str(file_of(tmp_path, {})), "--url", str(client.base_url)]
+        assert main(words) == 1
+    assert "lists no model that this key may use" in " ".join(capsys.readouterr().err.split())
 
 
 def test_replay_says_that_an_answer_is_another(tmp_path, capsys):

@@ -123,7 +123,7 @@ async def _run(
             http = HttpTarget(
                 arguments.url, model=arguments.model_name or "", api_key=arguments.api_key
             )
-            name = arguments.model_name or (await http.models())[0]
+            name = arguments.model_name or await http.first_model()
             target = http.with_model(name)
             if arguments.prompts == "auto":
                 await http.adapt((1, 1, 1))

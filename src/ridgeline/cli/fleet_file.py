@@ -190,7 +190,8 @@ class FleetFile(_Part, frozen=True):
         scheme = "https" if "ssl_certfile" in router else "http"
         host = router.get("host", RouterConfig.__dataclass_fields__["host"].default)
         port = router.get("port", RouterConfig.__dataclass_fields__["port"].default)
-        return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        return f"{scheme}://{shown}:{port}"
 
 
 def read_fleet(path: Path) -> FleetFile:

@@ -128,7 +128,7 @@ async def ask_pairs(
         NetworkError: a model does not answer.
     """
     for target in (small, large):
-        target.with_model((await target.models())[0])
+        target.with_model(await target.first_model())
     pairs = []
     for number, request in enumerate(sample, start=1):
         body = {k: v for k, v in request.items() if k not in (EXPECTED, "model", "stream")}

@@ -67,7 +67,7 @@ async def fleet_state(target: HttpTarget) -> FleetTold:
 async def verify(router: HttpTarget, engines: Sequence[HttpTarget]) -> dict[str, list[str | None]]:
     """Digests of the tokens, texts and log-probabilities of some fixed requests: by request those
     of each engine, and last the router's; ``None`` where there was no answer."""
-    (model, *_) = await router.models()
+    model = await router.first_model()
     targets = [each.with_model(model) for each in (*engines, router)]
     found = {}
     for name, fields in _REQUESTS.items():

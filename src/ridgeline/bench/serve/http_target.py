@@ -99,6 +99,16 @@ class HttpTarget:
         except (KeyError, TypeError, msgspec.DecodeError) as error:
             raise NetworkError(f"{self._authority} does not list its models.") from error
 
+    async def first_model(self) -> str:
+        """The first of them.
+
+        Raises:
+            NetworkError: as `models`, or there is none for this key.
+        """
+        if not (names := await self.models()):
+            raise NetworkError(f"{self._authority} lists no model that this key may use.")
+        return names[0]
+
     async def get(self, path: str) -> bytes:
         """The whole answer to a GET."""
         return await self._whole("GET", path, b"")
