@@ -35,8 +35,16 @@ from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.kernels.tensors import as_array, as_tensor
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.quant import QuantizedTensor
+from ridgeline.weights.conversion import convert_to_safetensors
 
-FAMILIES = {"llama": SMALL, "qwen2": BIASED, "phi3": FUSED, "mixtral": EXPERTS, "deepseek": LATENT}
+FAMILIES = {
+    "llama": SMALL,
+    "tied head": SMALL | {"tie_word_embeddings": True},
+    "qwen2": BIASED,
+    "phi3": FUSED,
+    "mixtral": EXPERTS,
+    "deepseek": LATENT,
+}
 
 
 def text_of(model, *, source="embedded", windows=8, tokens=64):
@@ -206,12 +214,17 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path):
         made(folder, out, resume=True)
 
 
-def test_quantized_models_and_gguf_are_refused(tmp_path):
+def test_quantized_models_are_refused_until_they_are_expanded(tmp_path):
     folder = write_folder(tmp_path / "model")
     made(folder, tmp_path / "once")
-    with pytest.raises(UnsupportedModelError, match="quantized already"):
+    with pytest.raises(UnsupportedModelError, match=r"quantized already.*convert .* expands it"):
         made(tmp_path / "once", tmp_path / "twice")
     assert not (tmp_path / "twice").exists()
+    convert_to_safetensors(tmp_path / "once", tmp_path / "floats", "float32")
+    made(tmp_path / "floats", tmp_path / "again", Recipe(method="rtn"))
+    for name, once in stored(tmp_path / "once").items():
+        again = stored(tmp_path / "again")[name]
+        assert isinstance(once, QuantizedTensor) == isinstance(again, QuantizedTensor), name
 
 
 @pytest.mark.parametrize("num_shared", [0, 2])

@@ -183,14 +183,15 @@ def check_source(model: LayeredModel) -> None:
         UnsupportedModelError: the model is quantized already, or no folder of safetensors.
     """
     path = model.stored.path
+    expanding = f"ridgeline convert {path} FLOATS --format safetensors expands it."
     if not path.is_dir():
         raise UnsupportedModelError(
-            f"{path} is a GGUF file; quantize starts from a folder of safetensors."
+            f"{path} is a GGUF file, and this starts from a folder of safetensors; {expanding}"
         )
     if model.stored.quantization is not None:
         raise UnsupportedModelError(
             f"{path} is quantized already, and rounding twice adds up; start from the model that "
-            "it was made of."
+            f"it was made of. If there is none, {expanding}"
         )
 
 
