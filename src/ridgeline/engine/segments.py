@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.kv_reuse import Marked
 from ridgeline.text import Tokenizer
 
 _MOST_CUT = 2  # tokens at either end of a text that may be others within the prompt
-_TOKEN_BYTES = 4
+_ELSEWHERE = chr(0x10FFFF)  # stands for all tokens that are not in the prompt
 
 
 def find_segments(
@@ -23,20 +21,22 @@ def find_segments(
     Raises:
         InvalidRequestError: a document is not there, or there is no tokenizer for a text.
     """
-    prompt = np.array(token_ids, dtype=np.uint32).tobytes()
+    letters = {token: chr(number) for number, token in enumerate(dict.fromkeys(token_ids))}
+    prompt = "".join(map(letters.__getitem__, token_ids))  # texts are searched in linear time
+    taken = bytearray(len(prompt))
     found: list[tuple[int, int]] = []
     for number, marked in enumerate(segments):
         cuts = [(0, 0)]
-        tokens = marked
         if isinstance(marked, str):
             if tokenizer is None:
                 raise InvalidRequestError(
                     "This model has no tokenizer; give segments as token ids."
                 )
-            tokens = tuple(tokenizer.encode(marked, add_special_tokens=False))
+            marked = tuple(tokenizer.encode(marked, add_special_tokens=False))
             ends = range(_MOST_CUT + 1)
             cuts = sorted(((a, b) for a in ends for b in ends), key=sum)
-        places = (_place(prompt, tokens[a : len(tokens) - b], found) for a, b in cuts)
+        wanted = "".join(letters.get(token, _ELSEWHERE) for token in marked)
+        places = (_place(prompt, wanted[a : len(wanted) - b], taken) for a, b in cuts)
         place = next((each for each in places if each is not None), None)
         if place is None:
             raise InvalidRequestError(
@@ -44,19 +44,17 @@ def find_segments(
                 "document has to stand there as it is marked."
             )
         found.append(place)
+        taken[slice(*place)] = b"\1" * (place[1] - place[0])
     return found
 
 
-def _place(
-    prompt: bytes, tokens: Sequence[int | str], taken: Sequence[tuple[int, int]]
-) -> tuple[int, int] | None:
-    """Where these tokens first are that is not ``taken``."""
-    wanted = np.array(tokens, dtype=np.uint32).tobytes()
+def _place(prompt: str, wanted: str, taken: bytearray) -> tuple[int, int] | None:
+    """Where these tokens first are of which none is ``taken``."""
     at = prompt.find(wanted) if wanted else -1
     while at >= 0:
-        start, beside = divmod(at, _TOKEN_BYTES)
-        stop = start + len(tokens)
-        if not beside and all(stop <= first or last <= start for first, last in taken):
-            return start, stop
-        at = prompt.find(wanted, at + 1)
+        stop = at + len(wanted)
+        last = taken.rfind(1, at, stop)
+        if last < 0:
+            return at, stop
+        at = prompt.find(wanted, last + 1)
     return None
