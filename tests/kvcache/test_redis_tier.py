@@ -281,6 +281,12 @@ def test_an_option_of_the_url_that_there_is_not_is_said():
             RedisTier(url, namespace="m")
 
 
+def test_a_password_that_breaks_the_url_is_not_told():
+    with pytest.raises(SettingsError, match="%2F") as caught:
+        RedisTier("redis://user:sec/ret@host:6379/0", namespace="m")
+    assert "sec" not in str(caught.value)
+
+
 def test_an_engine_starts_without_its_server(model_folder):
     plain = ask_engine(model_folder)
     assert ask_engine(model_folder, kv_redis_url="unix:///nowhere") == plain

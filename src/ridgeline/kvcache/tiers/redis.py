@@ -366,6 +366,8 @@ def _client(url: str, password: str | None) -> "Redis":
         client.connection_pool.make_connection()  # which reads the options
     except (ValueError, TypeError, RedisError) as error:
         problem = str(error).partition(" got ")[2] or error
+        if str(error).startswith("Port "):  # which quotes a password with a slash
+            problem = "what is behind its host's colon is no port; write / in a password as %2F"
         raise SettingsError(
             "kv_redis_url is no URL of a Redis server: redis://, rediss:// or unix://, and its "
             f"options ({problem})."
