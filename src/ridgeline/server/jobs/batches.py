@@ -64,9 +64,10 @@ class BatchStore:
         metadata: dict[str, Any],
     ) -> dict[str, Any]:
         """A batch in state validating; ApiError 404 if the file does not exist."""
-        batch_id, now = new_id("batch_"), int(time.time())
+        batch_id = new_id("batch_")
 
         def work(db: sqlite3.Connection) -> dict[str, Any]:
+            now = int(time.time())
             file = self._files.get_within(db, tenant, input_file, "input_file_id")
             if file.purpose != "batch":
                 raise ApiError(400, "The file's purpose is not batch.", param="input_file_id")
