@@ -30,7 +30,8 @@ class KVReuse(NamedTuple):
 
     ``blocks[g]`` has the document's KV of group g from its position 0 on, of which
     ``[start - first, stop - first)`` are taken. Keys are turned from their own positions to
-    ``[start, stop)``; all else is copied as it is stored.
+    ``[start, stop)`` and stored once more, with the values or without; at distance 0 all is copied
+    as it is stored.
     """
 
     first: int
