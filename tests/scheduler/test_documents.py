@@ -9,6 +9,7 @@ from tests.scheduler.test_scheduler import expected_output, make, request, run, 
 
 from ridgeline.core.kv_reuse import ReusedRange, reused_ranges
 from ridgeline.core.request import FinishReason
+from ridgeline.scheduler import Scheduler
 
 
 def documents(count, rng=None):
@@ -48,6 +49,20 @@ def test_of_a_document_the_first_tokens_and_what_fills_no_block_are_computed():
     # The prompt's last token is always computed.
     (last,) = reused_ranges([(0, 8)], 0, num_prompt_tokens=8, block_tokens=4)
     assert last.stop == 4
+
+
+def test_documents_that_take_longer_than_kv_lives_are_computed_once():
+    now_s = 0.0
+    config = make(kv_ttl_s=1.0, max_num_batched_tokens=4).config
+    scheduler, executor = Scheduler(config, clock=lambda: now_s), FakeExecutor()
+    asking = asked(0, documents(3), max_tokens=1)
+    scheduler.add(asking)
+    while (plan := scheduler.schedule()) is not None and len(executor.plans) < 60:
+        scheduler.update(plan, executor.submit(plan).result())
+        scheduler.check_integrity()
+        now_s += 0.6
+    assert plan is None
+    assert computed(executor) == len(asking.prompt_token_ids) + 6  # of each document two again
 
 
 def test_documents_are_taken_over_in_another_order_and_computed_once():

@@ -16,13 +16,23 @@ _Name = tuple[bytes, tuple[int, ...]]  # the key under which it is cached, and i
 
 @dataclass(slots=True, eq=False)
 class DocumentsWait:
-    """A sequence waits until these have ended, computed or not: then it looks for them again."""
+    """A sequence waits until these have ended, computed or not: then it looks for them again.
+
+    Meanwhile it holds those that are there, so that they stay until the last one is.
+    """
 
     documents: tuple[Sequence, ...]
+    num_ended: int = 0
 
     @property
     def is_done(self) -> bool:
-        return all(document.is_finished for document in self.documents)
+        return self.num_ended == len(self.documents)
+
+    def note_ended(self) -> bool:
+        """Whether more of them have ended than before."""
+        before = self.num_ended
+        self.num_ended = sum(document.is_finished for document in self.documents)
+        return self.num_ended > before
 
 
 class Documents:
@@ -38,7 +48,7 @@ class Documents:
     def await_missing(self, sequence: Sequence) -> tuple[DocumentsWait | None, list[Sequence]]:
         """What a sequence that may enter has to wait for, if anything, and what of that is new.
 
-        Then it holds nothing.
+        Then it holds nothing but the documents that are there.
         """
         kv = sequence.kv
         missing = [] if kv.documents is None else kv.documents.missing(kv.num_computed)
@@ -53,6 +63,7 @@ class Documents:
                 new.append(document)
             documents.append(document)
         kv.release()
+        kv.documents.hold(0)
         wait = self._waits[sequence] = DocumentsWait(tuple(documents))
         return wait, new
 

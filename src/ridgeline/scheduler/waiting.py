@@ -24,8 +24,8 @@ class Waiting:
 
     The samples of a request but the first are held back until the prompt is computed.
 
-    Sequences in the queue may hold blocks: a fork its prompt's, the head those of a prefix hit.
-    These are given up when nothing else gives way.
+    Sequences may hold blocks: a fork its prompt's, the head those of a prefix hit, and who waits
+    for documents those of the others. These are given up when nothing else gives way.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Waiting:
         """Returns the documents that were computed for it alone, and are not wanted any more."""
         if self._loading.pop(sequence, None) is None:
             self._queue.remove(sequence)
-            self._holders.pop(sequence, None)
+        self._holders.pop(sequence, None)
         return self._documents.end_wait(sequence)
 
     @property
@@ -238,6 +238,7 @@ class Waiting:
         self._queue.remove(sequence)
         self._holders.pop(sequence, None)
         self._loading[sequence] = wait
+        self._note_blocks(sequence)
         for document in new:
             self.push(document)
         return True
@@ -251,6 +252,11 @@ class Waiting:
             self._transfers.poll()
         elif not self._loading:
             return
+        for sequence, load in self._loading.items():
+            documents = sequence.kv.documents
+            if isinstance(load, DocumentsWait) and load.note_ended() and documents is not None:
+                documents.hold(0)
+                self._note_blocks(sequence)
         done = [
             each
             for each, load in self._loading.items()
@@ -260,6 +266,8 @@ class Waiting:
             awaited = self._loading.pop(sequence)
             if isinstance(awaited, DocumentsWait):
                 self._documents.end_wait(sequence)
+                self._holders.pop(sequence, None)
+                sequence.kv.release()
                 sequence.kv.reuse_prefix(sequence.token_ids)  # before they are evicted
             self._queue.push(sequence)
             self._note_blocks(sequence)
@@ -267,9 +275,8 @@ class Waiting:
     def check_integrity(self) -> None:
         """Assert that it is known how many wait, and who holds blocks."""
         assert len(self) == sum(1 for _ in self)
-        for sequence in self._queue:
+        for sequence in (*self._queue, *self._loading):
             assert (sequence in self._holders) == sequence.kv.holds_blocks
-        assert not any(sequence.kv.holds_blocks for sequence in self._loading)
         self._documents.check_integrity(self._loading)
 
     def last_of(self, candidates: Iterable[Sequence]) -> Sequence | None:
