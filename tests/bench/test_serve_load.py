@@ -270,6 +270,8 @@ def test_nobody_listens():
     assert all("NetworkError" in trace.error for trace in traces)
     with pytest.raises(InvalidRequestError, match="not an http"):
         HttpTarget("ftp://x", model="m")
+    with pytest.raises(InvalidRequestError, match="ports are 1 to 65535"):
+        HttpTarget("http://x:99999", model="m")
 
 
 def test_the_command_reports_in_json_and_plots(model_folder, tmp_path, capsys):

@@ -115,6 +115,10 @@ def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys)
         ({"layout": {"tensor": 2}, "engine": {"tensor_parallel_size": 2}}, "are the same"),
         ({"router": {"disaggregate": "auto"}, "budget": {"min_replicas": 2}}, "of engines that"),
         ({"router": {"request_log_text": True}}, "request_log_text has no effect without"),
+        (
+            {"engines": ["http://a"], "router": {"cascade": ["http://b"], "cascade_threshold": -1}},
+            "cascade_threshold",
+        ),
     ],
 )
 def test_what_a_file_cannot_say_is_named(tmp_path, capsys, settings, said):
@@ -261,13 +265,16 @@ def test_replay_says_that_an_answer_is_another(tmp_path, capsys):
     assert report["predicted_seconds"] is None
 
 
-def test_a_log_without_text_is_a_trace_and_has_no_word_of_anybody(tmp_path):
+def test_a_log_without_text_is_a_trace_and_has_no_word_of_anybody(tmp_path, capsys):
     log = tmp_path / "log"
     with routed(
-        tmp_path, [said_by("word"), answer(400)], request_log=str(log)
+        tmp_path, [said_by("word"), answer(400), said_by("word")], request_log=str(log)
     ) as (client, _):  # fmt: skip
         for _ in range(2):
             client.post("/v1/completions", json={"prompt": "x" * 400, "max_tokens": 3})
+        words = ["fleet", "replay", str(file_of(tmp_path, {})), str(log)]
+        assert main([*words, "--url", str(client.base_url)]) == 1
+    assert "request_log_text: true" in " ".join(capsys.readouterr().out.split())
     (line,) = read_log(log)  # what is refused is none
     assert (line.prompt_tokens, line.body) == (100, None)
     assert "word" not in log.read_text()

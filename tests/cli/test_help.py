@@ -84,6 +84,14 @@ def test_short_options():
     assert parsed().model is None
 
 
+def test_an_option_takes_numbers_or_the_word_that_is_no_number(capsys):
+    assert parsed("--segment-reuse", "all").segment_reuse == "all"
+    assert parsed("--segment-reuse", "16").segment_reuse == 16
+    with pytest.raises(SystemExit):
+        parsed("--segment-reuse", "some")
+    assert "expected a whole number" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -38,6 +38,8 @@ def test_unknown_setting_is_refused():
 def test_contradiction_is_refused():
     with pytest.raises(InvalidRequestError, match="min_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4)
+    with pytest.raises(InvalidRequestError, match="segment_reuse is of segments"):
+        SamplingParams(segment_reuse=16)
 
 
 def test_one_stop_string_is_a_list_of_one():

@@ -80,7 +80,9 @@ def _load(case_id, oracle):
 
 def _load_as(spec, loaded, folder):
     """Load the checkpoint as if its config had said ``spec``."""
-    definition = replace(loaded.definition, spec=spec)
+    definition = replace(
+        loaded.definition, spec=spec, num_mtp_layers=0
+    )  # none of these files has one
     weights = CheckpointWeights(
         path=folder,
         ops=lower(spec),

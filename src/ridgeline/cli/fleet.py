@@ -202,7 +202,7 @@ def _print_verified(differing: dict[str, list[str]], count: int) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    """Exit code 1 if an answer is another one, or is missing."""
+    """Exit code 1 if an answer is another one or missing, or if nothing could be asked."""
     from ridgeline.fleet.checks import fleet_state, predicted, replay
     from ridgeline.fleet.request_log import read_log
 
@@ -232,7 +232,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         report["predicted_seconds"] = _quantiles([each.end_to_end_s for each in timings])
         report["predicted_ttft_s"] = _quantiles([each.ttft_s for each in timings])
     _show(arguments, report, _print_replayed)
-    return 1 if report["other"] or report["failed"] else 0
+    return 1 if report["other"] or report["failed"] or not report["asked"] else 0
 
 
 def _quantiles(values: Sequence[float | None]) -> dict[str, float]:
@@ -248,7 +248,7 @@ def _print_replayed(report: dict[str, Any]) -> None:
     text += f", {report['other']} others, {left - report['failed']} not to be compared"
     text += f", {report['failed']} without an answer."
     if not asked:
-        text += " The log has no text: the router needs request_log_text."
+        text += " The log has no text: `router: {request_log_text: true}` keeps it."
     print_paragraph(console, text, indent=2)
     if report["predicted_seconds"] is None:
         text = "No seconds are predicted: `ridgeline roofline --calibrate` makes prices of engines."

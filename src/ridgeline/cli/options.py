@@ -247,8 +247,11 @@ def _taken(parser: Parser) -> set[str]:
 
 
 def _argument_options(name: str, hint: Any) -> dict[str, Any]:
-    kind = union_members(hint)[0]
+    kind, *others = union_members(hint)
     origin = typing.get_origin(kind)
+    words = [word for other in others for word in typing.get_args(other)]
+    if kind is int and words:
+        return {"type": lambda text: text if text in words else _whole_number(text), "metavar": "N"}
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if origin is tuple:

@@ -110,6 +110,8 @@ class SamplingParams:
         object.__setattr__(self, "kv_compression", KVCompression.of(self.kv_compression))
         object.__setattr__(self, "segments", read_segments(self.segments))
         check_reuse(self.segment_reuse)
+        if self.segment_reuse != "all" and not self.segments:
+            raise InvalidRequestError("segment_reuse is of segments, and there are none.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})."

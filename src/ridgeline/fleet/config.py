@@ -79,9 +79,9 @@ class RouterConfig:
     probe_s: Timeout = 1.0
     drain_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     cascade: tuple[str, ...] = ()
-    cascade_threshold: Annotated[
-        float | None, Needs("cascade", lambda config: bool(config.cascade))
-    ] = None
+    cascade_threshold: (
+        Annotated[float, Meta(ge=0), Needs("cascade", lambda config: bool(config.cascade))] | None
+    ) = None
     slo: Annotated[str | None, Reads(read_slo), _SCALED] = None
     slo_share: Annotated[float, Meta(gt=0, lt=1), _SCALED] = 0.95
     min_replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS), _SCALED] = 1

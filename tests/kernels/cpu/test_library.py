@@ -6,7 +6,7 @@ import pytest
 from tests.kernels.cpu import levels
 
 from ridgeline.cli.main import main
-from ridgeline.kernels.cpu import library
+from ridgeline.kernels.cpu import library, pool
 
 STALE = "The CPU kernels are of another version; install Ridgeline again."
 
@@ -25,6 +25,7 @@ def said_of_it(request, tmp_path, monkeypatch):
     else:
         shutil.copyfile(another, replaced)
     monkeypatch.setattr(library, "_find", lambda level: tmp_path / f"libridgeline_cpu_{level}.so")
+    monkeypatch.setattr(pool, "_shared", {})  # those of earlier tests have loaded theirs
     library.load_library.cache_clear()
     yield "The CPU kernels cannot be loaded" if request.param == "bytes" else STALE
     library.load_library.cache_clear()

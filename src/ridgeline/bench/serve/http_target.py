@@ -84,7 +84,10 @@ class HttpTarget:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequestError(f"{url!r} is not an http or https URL.")
         self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            raise InvalidRequestError(f"{url!r}: ports are 1 to 65535.") from None
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._authority = parts.netloc.rpartition("@")[2]
