@@ -151,6 +151,7 @@ def test_a_file_says_what_the_command_lines_do(tmp_path):
 
 def test_a_plan_takes_the_fewest_replicas_that_keep_the_limits_and_the_budget(tmp_path):
     found = plan(read_fleet(file_of(tmp_path, PLANNED)), num_requests=80)
+    assert "too short to see a queue that grows" in found["notes"][-1]
     count = found["chosen"]["replicas"]
     assert [each["replicas"] for each in found["points"]] == list(range(1, count + 1))
     assert found["chosen"]["within_limits"] >= 0.95 > found["points"][-2]["within_limits"]
@@ -217,13 +218,23 @@ def test_manifests_write_switches_and_lists_as_a_command_line_has_them(tmp_path,
         assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_plan_names_settings_that_there_are_not(tmp_path):
-    for change, said in (
-        ({"router": {"policy": "none"}}, "must be one of price"),
-        ({"engine": {"max_num_sqs": 4}}, "max_num_sqs"),
-    ):
-        with pytest.raises(SettingsError, match=said):
-            plan(read_fleet(file_of(tmp_path, PLANNED | change)), num_requests=80)
+@pytest.mark.parametrize("command", ["plan", "status", "verify", "drain", "replay"])
+def test_every_command_names_settings_that_there_are_not(tmp_path, capsys, command):
+    for change in ({"engine": {"max_num_sqs": 4}}, {"router": {"prot": 1}}):
+        file = str(file_of(tmp_path, PLANNED | change))
+        log = tmp_path / "log"
+        log.write_text("")
+        words = {"drain": ["1"], "replay": [str(log)]}.get(command, [])
+        assert main(["fleet", command, file, *words]) == 2
+        (name,) = next(iter(change.values()))
+        assert f"there is no setting '{name}'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_names_what_cannot_be_simulated(tmp_path):
+    with pytest.raises(SettingsError, match="must be one of price"):
+        plan(
+            read_fleet(file_of(tmp_path, PLANNED | {"router": {"policy": "none"}})), num_requests=80
+        )
     with pytest.raises(InvalidRequestError, match="at least 1"):
         plan(read_fleet(file_of(tmp_path, PLANNED)), num_requests=0)
 

@@ -64,7 +64,9 @@ def add_options(parser: Parser) -> None:
 def _file(arguments: argparse.Namespace) -> "FleetFile":
     from ridgeline.cli.fleet_file import read_fleet
 
-    return read_fleet(arguments.file)
+    file = read_fleet(arguments.file)
+    file.command_line(str(arguments.file))  # whose settings exist, for every command
+    return file
 
 
 def _target(arguments: argparse.Namespace, url: str | None = None) -> "HttpTarget":
@@ -81,7 +83,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
         print(write_manifests(file, arguments.manifests))
         return 0
-    found = file.routed(where) if file.engines else file.served(where)
+    found = file.command_line(where)
     code: int = found.run(found)
     return code
 
@@ -206,7 +208,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     from ridgeline.fleet.checks import fleet_state, predicted, replay
     from ridgeline.fleet.request_log import read_log
 
-    requests, target = read_log(arguments.log), _target(arguments)
+    target, requests = _target(arguments), read_log(arguments.log)
 
     async def ask() -> "tuple[Traffic | None, list[Replayed]]":
         state = await fleet_state(target)

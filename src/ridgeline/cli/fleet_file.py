@@ -154,6 +154,10 @@ class FleetFile(_Part, frozen=True):
             "max_replicas": self.budget.max_replicas,
         }
 
+    def command_line(self, where: str) -> argparse.Namespace:
+        """That of `served`, or of `routed` where engines run already, which see for errors."""
+        return self.routed(where) if self.engines else self.served(where)
+
     def served(self, where: str) -> argparse.Namespace:
         """The command line of `serve` that starts it on this machine.
 

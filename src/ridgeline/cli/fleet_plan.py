@@ -23,6 +23,7 @@ _PRICED = ("dtype", "quantization", "kv_cache_dtype", "max_num_seqs", "max_num_b
 _SPREAD = 0.5  # of lengths around their mean
 _WORTH = 0.02  # of goodput
 _MOST_SIMULATED = 64
+_SHORT_S = 30.0  # of arrivals, in which a queue that grows without end may not be seen
 _DEVICES = 8  # of which a replica takes as many as it needs
 
 
@@ -32,7 +33,7 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
 
     Raises:
         InvalidRequestError: there is no load or no limit, or the model does not fit.
-        SettingsError: a setting is none.
+        SettingsError: the policy is none.
     """
     if file.load is None or (file.load.rate_rps is None) == (file.load.trace is None):
         raise InvalidRequestError("A plan needs load.rate_rps or load.trace.")
@@ -40,7 +41,6 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
         raise InvalidRequestError(
             "A plan needs limits: slo.ttft_s, slo.tpot_s or slo.end_to_end_s."
         )
-    _ = file.routed("plan") if file.engines else file.served("plan")  # whose settings exist
     if (name := str(file.router_settings.get("policy", "price"))) not in POLICIES:
         raise SettingsError(f"router.policy must be one of {', '.join(POLICIES)}.")
     if num_requests < 1:
@@ -58,6 +58,12 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
         chosen.model, hardware.calibration, question.config, kv_pool_bytes=chosen.kv_pool_bytes
     )
     arrivals = _arrivals(file.load, num_requests)
+    notes, span_s = list(question.notes), arrivals[-1].arrival_s
+    if span_s < _SHORT_S:
+        notes.append(
+            f"{len(arrivals)} requests come within {span_s:.0f} s, too short to see a queue that "
+            "grows: simulate more (--requests)."
+        )
     usd = hardware.usd_per_hour and hardware.usd_per_hour * chosen.model.layout.tensor
     policy = POLICIES[name]
     points = list[dict[str, Any]]()
@@ -91,7 +97,7 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
         "chosen": best if best["within_limits"] >= file.slo.attainment else None,
         "disaggregated": splits,
         "network_gb_per_s": file.network_gb_per_s,
-        "notes": list(question.notes),
+        "notes": notes,
     }
 
 
