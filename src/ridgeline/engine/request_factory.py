@@ -118,7 +118,7 @@ class RequestFactory:
         return Request(
             request_id=number,
             prompt_token_ids=tuple(token_ids),
-            params=replace(params, segments=()) if params.segments else params,
+            params=replace(params, segments=(), segment_reuse="all") if params.segments else params,
             seed=seed,
             output_token_ids=tuple(output_token_ids),
             first_sample=first_sample,
