@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from ridgeline.models import read_config
 from ridgeline.weights import locate_model
 
 FEATURE_LAYERS = (1, 3, 5)  # of 5
-DECAY = 0.8  # of the weight of each step that goes on with its own states
+DECAY = 0.8  # of the weight of each guess of a token further away
 
 
 class Drafter(nn.Module):
@@ -153,6 +154,42 @@ def features_of(target: LlamaForCausalLM, token_ids_BT: Tensor) -> tuple[Tensor,
     return torch.cat(kept, -1), logits
 
 
+Guesses = list[tuple[Tensor, Tensor, Tensor]]
+
+
+def train_drafter(
+    optimizer: torch.optim.Optimizer,
+    token_ids_NT: Tensor,
+    guesses_of: Callable[[Tensor], Guesses],
+    *,
+    num_steps: int,
+    batch: int,
+) -> None:
+    """By cross-entropy with the target's probabilities, at the optimizer's rate after 20 steps.
+
+    ``guesses_of`` some texts gives, for each distance, logits ``[B, T, R]``, the target's
+    probabilities ``[B, T, R]``, and whether the likeliest tokens are the same ``[B, T]``.
+    """
+    (group,) = optimizer.param_groups
+    rate, parameters = group["lr"], group["params"]
+    generator = torch.Generator().manual_seed(0)
+    for step in range(num_steps):
+        group["lr"] = rate * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / num_steps)
+        chosen = torch.randint(len(token_ids_NT), (batch,), generator=generator)
+        losses, agree = [], []
+        for place, (logits, shares, is_right) in enumerate(guesses_of(token_ids_NT[chosen])):
+            loss = -(shares * torch.log_softmax(logits, -1)).sum(-1).mean()
+            losses.append(DECAY**place * loss)
+            agree.append(is_right.float().mean().item())
+        optimizer.zero_grad()
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if step % 20 == 0 or step == num_steps - 1:
+            shown = " ".join(f"{each:.3f}" for each in agree)
+            print(f"step {step}: loss {sum(losses):.3f}, agrees in {shown}", flush=True)
+
+
 def train(
     drafter: Drafter,
     target: LlamaForCausalLM,
@@ -164,32 +201,23 @@ def train(
     depth: int,
     rate: float,
 ) -> None:
-    """By cross-entropy with the target's probabilities of its tokens; mutates ``drafter``."""
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=rate, betas=(0.9, 0.95))
+    """On the target's probabilities of the drafter's tokens; mutates ``drafter``."""
     embedding = target.model.embed_tokens.weight.detach()
-    generator = torch.Generator().manual_seed(0)
-    for step in range(num_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / num_steps)
-        chosen = torch.randint(len(token_ids_NT), (batch,), generator=generator)
-        tokens_BT = token_ids_NT[chosen]
+
+    def guesses_of(tokens_BT: Tensor) -> Guesses:
         features, target_logits = features_of(target, tokens_BT)
-        found = drafter(embedding[tokens_BT[:, 1:]], features[:, :-1], depth)
-        losses, agree = [], []
-        for place, logits in enumerate(found):
+        found = []
+        for place, logits in enumerate(
+            drafter(embedding[tokens_BT[:, 1:]], features[:, :-1], depth)
+        ):
             wanted = target_logits[:, 1 + place :, :]
             rows = logits[:, : wanted.shape[1]]
             shares = torch.softmax(wanted, -1)[..., rows_R]
-            loss = -(shares * torch.log_softmax(rows, -1)).sum(-1).mean()
-            losses.append(DECAY**place * loss)
-            agree.append((rows_R[rows.argmax(-1)] == wanted.argmax(-1)).float().mean().item())
-        optimizer.zero_grad()
-        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        optimizer.step()
-        if step % 20 == 0 or step == num_steps - 1:
-            shown = " ".join(f"{each:.3f}" for each in agree)
-            print(f"step {step}: loss {sum(losses):.3f}, agrees in {shown}", flush=True)
+            found.append((rows, shares, rows_R[rows.argmax(-1)] == wanted.argmax(-1)))
+        return found
+
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=rate, betas=(0.9, 0.95))
+    train_drafter(optimizer, token_ids_NT, guesses_of, num_steps=num_steps, batch=batch)
 
 
 def main() -> None:

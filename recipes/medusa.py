@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from recipes.eagle3 import samples
+from recipes.eagle3 import Guesses, samples, train_drafter
 from ridgeline.weights import locate_model
-
-DECAY = 0.8  # of the weight of each head that guesses further
 
 
 class Heads(nn.Module):
@@ -64,30 +62,21 @@ def train(
     batch: int,
     rate: float,
 ) -> None:
-    """By cross-entropy with the target's probabilities; mutates ``heads``."""
-    optimizer = torch.optim.AdamW(heads.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0)
-    generator = torch.Generator().manual_seed(0)
-    for step in range(num_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / num_steps)
-        chosen = torch.randint(len(token_ids_NT), (batch,), generator=generator)
+    """On the target's probabilities; mutates ``heads``."""
+
+    def guesses_of(tokens_BT: Tensor) -> Guesses:
         with torch.no_grad():
-            hidden = target.model(token_ids_NT[chosen]).last_hidden_state
+            hidden = target.model(tokens_BT).last_hidden_state
             wanted = torch.softmax(target.lm_head(hidden), -1)
-        losses, agree = [], []
+        found = []
         for place, logits in enumerate(heads(hidden)):
             shares = wanted[:, 1 + place :]
             rows = logits[:, : shares.shape[1]]
-            loss = -(shares * torch.log_softmax(rows, -1)).sum(-1).mean()
-            losses.append(DECAY**place * loss)
-            agree.append((rows.argmax(-1) == shares.argmax(-1)).float().mean().item())
-        optimizer.zero_grad()
-        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
-        optimizer.step()
-        if step % 20 == 0 or step == num_steps - 1:
-            shown = " ".join(f"{each:.3f}" for each in agree)
-            print(f"step {step}: loss {sum(losses):.3f}, agrees in {shown}", flush=True)
+            found.append((rows, shares, rows.argmax(-1) == shares.argmax(-1)))
+        return found
+
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0)
+    train_drafter(optimizer, token_ids_NT, guesses_of, num_steps=num_steps, batch=batch)
 
 
 def main() -> None:

@@ -52,6 +52,18 @@ def test_the_threshold_is_the_lowest_whose_bound_is_kept():
         cascade_threshold(pairs[:50], 0.01)
 
 
+def test_a_small_model_that_says_nothing_is_not_waited_for_as_long_as_a_large_one(tmp_path):
+    large = answer(200, b'{"choices":[{"index":0,"text":"large"}]}')
+    with routed(tmp_path, [answer(200), None]) as (of_small, _):
+        (told,) = of_small.get("/fleet/state").json()["engines"]
+        with routed(
+            tmp_path, [large], cascade=(told["url"],), cascade_threshold=1.0, cascade_timeout_s=0.3
+        ) as (client, _):
+            found = client.post(COMPLETIONS, json={"prompt": "x"})
+    assert found.headers["x-ridgeline-cascade"] == "large"
+    assert found.json()["choices"][0]["text"] == "large"
+
+
 def test_no_threshold_is_of_answers_without_a_token():
     """The router passes none of them on."""
     pairs = [pair(-inf, small=True, large=True)] * 20 + [pair(2.0, small=True, large=True)] * 20

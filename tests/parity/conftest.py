@@ -1,9 +1,12 @@
 import functools
+import json
 
 import pytest
 import torch
 from tests.parity.every_case import CASES
 from tests.parity.oracle import make_oracle
+from tests.tiny import CONFIG
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,3 +28,14 @@ def oracle_of(tmp_path_factory):
         return make_oracle(case, tmp_path_factory.mktemp(case.id))
 
     return make
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """transformers' model, and its folder."""
+    folder = tmp_path_factory.mktemp("target")
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return model, folder

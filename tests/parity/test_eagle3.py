@@ -40,17 +40,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    """transformers' model, and its folder."""
-    folder = tmp_path_factory.mktemp("target")
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()
-    model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return model, folder
-
-
 def engine_config(folder, head, executor, **settings):
     return EngineConfig(
         model=str(folder), executor=executor, speculation="eagle3", draft_model=str(head),

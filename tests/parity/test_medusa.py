@@ -1,14 +1,11 @@
 """Medusa's heads: logits against their formula over transformers' target."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from tests.medusa import head_logits, head_tensors, write_heads
 from tests.parity.test_eagle3 import EXECUTORS, LOGITS, TOKENS
 from tests.tiny import CONFIG, Driver
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import (
@@ -23,17 +20,6 @@ from ridgeline.engine.speculation import load_draft, with_draft
 from ridgeline.executors import create_executor
 
 SIZES = CONFIG["hidden_size"], CONFIG["vocab_size"]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    """transformers' model, and its folder."""
-    folder = tmp_path_factory.mktemp("target")
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()
-    model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return model, folder
 
 
 def engine_config(folder, heads, executor="reference", **settings):

@@ -161,7 +161,9 @@ class Cascade:
         self._threshold = config.cascade_threshold
         self.router = Router(
             replace(
-                config, engine=config.cascade, cascade=(), cascade_threshold=None, slo=None,
+                config, engine=config.cascade, cascade=(), cascade_threshold=None,
+                cascade_timeout_s=60.0, slo=None,
+                answer_timeout_s=min(config.cascade_timeout_s, config.answer_timeout_s),
                 slo_share=0.95, min_replicas=1, max_replicas=None, start_s=60.0,
                 disaggregate="off", request_log=None, request_log_text=False,
             )

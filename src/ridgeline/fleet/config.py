@@ -51,6 +51,7 @@ class RouterConfig:
             once for each.
         cascade_threshold: margin from which on its answer will do, as ridgeline cascade calibrate
             finds it.
+        cascade_timeout_s: seconds in which its answer must begin, or the large model is asked.
         slo: limits of a good request: ttft=0.5,tpot=0.05,e2e=10 in seconds, or chat.
         slo_share: share of the requests that is to keep them.
         min_replicas: fewest engines that are wanted.
@@ -82,6 +83,9 @@ class RouterConfig:
     cascade_threshold: (
         Annotated[float, Meta(ge=0), Needs("cascade", lambda config: bool(config.cascade))] | None
     ) = None
+    cascade_timeout_s: Annotated[Timeout, Needs("cascade", lambda config: bool(config.cascade))] = (
+        60.0
+    )
     slo: Annotated[str | None, Reads(read_slo), _SCALED] = None
     slo_share: Annotated[float, Meta(gt=0, lt=1), _SCALED] = 0.95
     min_replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS), _SCALED] = 1
