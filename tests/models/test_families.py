@@ -4,13 +4,8 @@ import logging
 
 import pytest
 
-from ridgeline.core.spec import (
-    Activation,
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    YarnScaling,
-)
+from ridgeline.core.rope_spec import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from ridgeline.core.spec import Activation
 from ridgeline.models import PRESETS, describe
 
 LLAMA_3 = PRESETS["llama-3.2-1b"]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, get_args
 
-from ridgeline.core.spec import LinearScaling, ModelSpec
+from ridgeline.core.rope_spec import LinearScaling
+from ridgeline.core.spec import ModelSpec
 from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import lower
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
 from ridgeline.core.op_weights import Expansion, Sinks
-from ridgeline.core.spec import QueryGrowth, RopeSpec
+from ridgeline.core.rope_spec import QueryGrowth, RopeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 import hashlib
 
-from ridgeline.core.spec import DynamicScaling, ModelSpec
+from ridgeline.core.rope_spec import DynamicScaling
+from ridgeline.core.spec import ModelSpec
 
 
 def cache_key(

@@ -25,7 +25,7 @@ from ridgeline.core.ops import (
     ShortConv,
 )
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.spec import DynamicScaling
+from ridgeline.core.rope_spec import DynamicScaling
 from ridgeline.executors.outputs import SegmentContext
 from ridgeline.models import inverse_frequencies
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from ridgeline.core.spec import Activation, Llama3Scaling, MLPSpec, ModelSpec, RopeSpec
+from ridgeline.core.rope_spec import Llama3Scaling, RopeSpec
+from ridgeline.core.spec import Activation, MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family, TensorSource

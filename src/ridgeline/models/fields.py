@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.core.spec import Activation, AttentionSpec, NormKind, NormSpec, RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
+from ridgeline.core.spec import Activation, AttentionSpec, NormKind, NormSpec
 from ridgeline.models.config import ConfigReader, show
 
 FULL = "full_attention"

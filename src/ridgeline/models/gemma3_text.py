@@ -5,7 +5,8 @@ Also serves ``gemma3``, the model with vision, by its ``text_config`` and withou
 
 from dataclasses import replace
 
-from ridgeline.core.spec import AttentionSpec, ModelSpec, RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
+from ridgeline.core.spec import AttentionSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family
 from ridgeline.models.fields import (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.core.rope_spec import RopeSpec
 from ridgeline.core.spec import (
     AttentionSpec,
     LayerInputSpec,
@@ -14,7 +15,6 @@ from ridgeline.core.spec import (
     MLPSpec,
     ModelSpec,
     MoESpec,
-    RopeSpec,
     RoutingSpec,
     Scoring,
 )

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import CorruptFileError
-from ridgeline.core.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
+from ridgeline.core.spec import AttentionSpec, LayerSpec, ModelSpec
 from ridgeline.models import granite, granitemoe
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import TensorSource

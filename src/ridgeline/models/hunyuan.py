@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.core.rope_spec import RopeSpec
 from ridgeline.core.spec import (
     AttentionSpec,
     ModelSpec,
     MoESpec,
-    RopeSpec,
     RoutingSpec,
     Scoring,
     SharedExpertSpec,

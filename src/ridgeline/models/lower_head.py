@@ -25,7 +25,7 @@ from ridgeline.core.ops import (
     Weight,
 )
 from ridgeline.core.spec import Activation, EagleSpec, MedusaSpec, ModelSpec, MTPSpec
-from ridgeline.models.lower import LayerLowering
+from ridgeline.models.lower_layer import LayerLowering
 
 
 def lower_head(spec: ModelSpec) -> tuple[Op, ...]:

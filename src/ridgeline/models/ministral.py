@@ -5,7 +5,8 @@
 
 from dataclasses import replace
 
-from ridgeline.core.spec import ModelSpec, QueryGrowth
+from ridgeline.core.rope_spec import QueryGrowth
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family

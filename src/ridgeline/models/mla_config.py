@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from ridgeline.core.errors import UnsupportedModelError
-from ridgeline.core.spec import MLASpec, NormKind, NormSpec, RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
+from ridgeline.core.spec import MLASpec, NormKind, NormSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import TensorSource
 from ridgeline.models.rope import yarn_mscale

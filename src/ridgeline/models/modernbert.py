@@ -4,13 +4,8 @@ Every third layer sees the whole text, the others some tokens to each side.
 """
 
 from ridgeline.core.errors import UnsupportedModelError
-from ridgeline.core.spec import (
-    AttentionSpec,
-    LayerSpec,
-    MLPSpec,
-    ModelSpec,
-    RopeSpec,
-)
+from ridgeline.core.rope_spec import RopeSpec
+from ridgeline.core.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family, TensorSource
 from ridgeline.models.fields import (

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.core.spec import (
+from ridgeline.core.rope_spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.core.spec import (
+from ridgeline.core.rope_spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -18,7 +18,8 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Attend, FeatureOp, MoE, Op, SendHidden, StageOp
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
-from ridgeline.core.spec import ModelSpec, RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
+from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from ridgeline.core import ops
 from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.errors import EngineError, OutOfMemoryError
-from ridgeline.core.spec import DynamicScaling, ModelSpec, NormKind, NormScope, NormSpec, RopeSpec
+from ridgeline.core.rope_spec import DynamicScaling, RopeSpec
+from ridgeline.core.spec import ModelSpec, NormKind, NormScope, NormSpec
 from ridgeline.executors.cpu.op_structs import (
     activation_struct,
     norm_struct,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ridgeline.core.spec import RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
 from ridgeline.kernels import reference
 
 

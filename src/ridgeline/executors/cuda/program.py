@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.errors import EngineError
-from ridgeline.core.spec import Activation, NormScope, RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
+from ridgeline.core.spec import Activation, NormScope
 from ridgeline.executors.cuda.attention import ModelAttention
 from ridgeline.executors.cuda.inputs import PassInput
 from ridgeline.executors.cuda.kernels import AttendSpec, Experts, Gain, Kernels

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ridgeline.core.spec import DynamicScaling, RopeSpec
+from ridgeline.core.rope_spec import DynamicScaling, RopeSpec
 from ridgeline.executors.cuda.inputs import RopeRows
 from ridgeline.kernels import reference
 

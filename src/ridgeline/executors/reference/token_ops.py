@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.arrays import Array
-from ridgeline.core.spec import RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.experts import run_moe, run_shared
 from ridgeline.kernels import reference as kernels

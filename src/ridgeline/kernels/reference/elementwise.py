@@ -3,7 +3,8 @@
 import torch
 from torch.nn import functional
 
-from ridgeline.core.spec import Activation, ClampedSwiGLU, QueryGrowth
+from ridgeline.core.rope_spec import QueryGrowth
+from ridgeline.core.spec import Activation, ClampedSwiGLU
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

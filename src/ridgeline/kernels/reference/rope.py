@@ -2,7 +2,7 @@
 
 import torch
 
-from ridgeline.core.spec import DynamicScaling, RopeSpec
+from ridgeline.core.rope_spec import DynamicScaling, RopeSpec
 from ridgeline.models import inverse_frequencies, rope_attention_factor
 
 

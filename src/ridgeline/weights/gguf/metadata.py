@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import UnsupportedModelError
-from ridgeline.core.spec import AttentionSpec, MLPSpec, ModelSpec, MoESpec, RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
+from ridgeline.core.spec import AttentionSpec, MLPSpec, ModelSpec, MoESpec
 from ridgeline.models import ModelDefinition, inverse_frequencies, rope_attention_factor
 from ridgeline.models.config import show
 from ridgeline.models.fields import FULL

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.core.spec import (
+from ridgeline.core.rope_spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,

@@ -1,0 +1,366 @@
+"""One layer of a spec as ops (`lower`, which names the weights)."""
+
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.core.ops import (
+    MLP,
+    AddResidual,
+    AddShared,
+    Attend,
+    BidirectionalAttend,
+    Down,
+    GateHeads,
+    GateUp,
+    GrowQueries,
+    HeadNorm,
+    KVWrite,
+    LayerInput,
+    Norm,
+    Op,
+    OutProject,
+    QKVProject,
+    Rope,
+    ScaleHidden,
+    Weight,
+    Xielu,
+)
+from ridgeline.core.rope_spec import LongRopeScaling
+from ridgeline.core.spec import (
+    Activation,
+    AttentionSpec,
+    GatedDeltaSpec,
+    LayerInputSpec,
+    LayerSpec,
+    Mamba2Spec,
+    MLASpec,
+    MLPSpec,
+    MoESpec,
+    NormScope,
+    NormSpec,
+    ShortConvSpec,
+    StateSpec,
+)
+from ridgeline.models.lower_latent import latent_attention_ops
+from ridgeline.models.lower_moe import dense_ops, moe_ops
+from ridgeline.models.lower_states import gated_delta_ops, mamba2_ops, short_conv_ops
+
+
+def norm_op(src: str, dst: str, name: str, width: int, spec: NormSpec) -> Norm:
+    """A norm of rows ``width`` wide; its weights are called ``name`` and ``name_bias``."""
+    assert spec.gain or not spec.unit_offset
+    return Norm(
+        src=src,
+        dst=dst,
+        weight=Weight(name=name, shape=(width,)) if spec.gain else None,
+        bias=Weight(name=f"{name}_bias", shape=(width,)) if spec.bias else None,
+        spec=spec,
+    )
+
+
+def _is_gated(layer: LayerSpec) -> bool:
+    return isinstance(layer.attention, AttentionSpec) and layer.attention.output_gate
+
+
+def _check_scales(layer: LayerSpec) -> None:
+    """Assert that what is scaled is there."""
+    assert layer.attention or layer.attention_scale == 1.0
+    assert layer.scan or layer.scan_scale == 1.0
+    assert layer.mlp or layer.mlp_scale == 1.0
+    assert layer.attention_norm or layer.attention_norm_scale == 1.0
+    assert layer.mlp_norm or layer.mlp_norm_scale == 1.0
+
+
+def _own_kv_heads(spec: AttentionSpec) -> int:
+    """KV heads that the layer computes."""
+    return spec.num_kv_heads if spec.kv_layer is None else 0
+
+
+class LayerLowering:
+    """Lowers one layer; its methods name the layer's weights.
+
+    ``group`` is that of its KV, ``offset`` the layer's place in a sequence's state.
+    """
+
+    def __init__(self, index: int, group: int | None, hidden_size: int, offset: int) -> None:
+        self.index, self.group, self.hidden_size, self.offset = index, group, hidden_size, offset
+
+    def ops(self, layer: LayerSpec, inputs: LayerInputSpec | None) -> list[Op]:
+        _check_scales(layer)
+        if layer.parallel:
+            assert layer.attention_norm is not None, "parallel branches share their norm"
+            assert layer.mlp_norm is None, "parallel branches share their norm"
+        assert not layer.parallel or (layer.attention and layer.mlp)
+        ops = list[Op]()
+        src = "x"
+        if layer.attention_norm is not None:
+            # h does not outlive the first branch, nor attention, after which a gate reads it again.
+            src = "n" if layer.parallel or layer.scan or _is_gated(layer) else "h"
+            norm = self.norm("x", src, "attention_norm", layer.attention_norm)
+            ops.append(replace(norm, scale=layer.attention_norm_scale))
+        if layer.scan is not None:
+            assert isinstance(layer.attention, AttentionSpec | MLASpec), "it would be attention's"
+            assert layer.attention_norm is not None
+            ops += [*self.mixer(layer.scan, src), AddResidual(scale=layer.scan_scale)]
+        if layer.attention is not None:
+            ops += self.mixer(layer.attention, src)
+            if layer.attention_post_norm is not None:
+                ops.append(self.norm("h", "h", "attention_post_norm", layer.attention_post_norm))
+            ops.append(AddResidual(scale=layer.attention_scale))
+        if layer.attention_residual_norm is not None:
+            spec = layer.attention_residual_norm
+            ops.append(self.norm("x", "x", "attention_residual_norm", spec))
+        if layer.mlp is not None:
+            ops += self.feed_forward(layer, layer.mlp, src if layer.parallel else "x")
+        if inputs is not None:
+            ops += self.layer_input(inputs)
+        if layer.scaled_output:
+            ops.append(ScaleHidden(weight=self.weight("scale", 1)))
+        return ops
+
+    def layer_input(self, spec: LayerInputSpec) -> list[Op]:
+        """What the layer's own embedding adds."""
+        gate = self.weight("input_gate", spec.width, self.hidden_size)
+        up = self.weight("input_up", self.hidden_size, spec.width)
+        first = self.index * spec.width
+        return [
+            LayerInput(gate=gate, up=up, activation=spec.activation, first=first),
+            self.norm("h", "h", "input_norm", spec.norm),
+            AddResidual(),
+        ]
+
+    def feed_forward(self, layer: LayerSpec, mlp: MLPSpec | MoESpec, src: str) -> list[Op]:
+        """The second branch, with its norms."""
+        ops = list[Op]()
+        if layer.mlp_norm is not None:
+            src = "h"
+            norm = self.norm("x", src, "mlp_norm", layer.mlp_norm)
+            ops.append(replace(norm, scale=layer.mlp_norm_scale))
+        if layer.experts_beside is not None:
+            assert isinstance(mlp, MLPSpec)
+            ops += self.beside_experts(mlp, layer.experts_beside, layer.mlp_norm)
+        elif isinstance(mlp, MoESpec):
+            ops += moe_ops(mlp, src, hidden_size=self.hidden_size, weight=self.weight)
+        else:
+            ops += self.mlp(mlp, src)
+        if layer.mlp_post_norm is not None:
+            ops.append(self.norm("h", "h", "mlp_post_norm", layer.mlp_post_norm))
+        ops.append(AddResidual(scale=layer.mlp_scale))
+        if layer.mlp_residual_norm is not None:
+            ops.append(self.norm("x", "x", "mlp_residual_norm", layer.mlp_residual_norm))
+        return ops
+
+    def beside_experts(self, mlp: MLPSpec, experts: MoESpec, norm: NormSpec | None) -> list[Op]:
+        """A network's normed output and that of experts, which are added."""
+        assert norm is not None
+        names: dict[str, Any] = {"hidden_size": self.hidden_size, "weight": self.weight}
+        to_router = self.norm("x", "n", "router_norm", norm)
+        return [
+            *dense_ops(mlp, **names),
+            self.norm("shared", "shared", "mlp_own_norm", norm),
+            replace(to_router, scale=self.hidden_size**-0.5),
+            self.norm("x", "h", "experts_norm", norm),
+            *moe_ops(experts, "h", router_src="n", **names),
+            self.norm("h", "h", "experts_own_norm", norm),
+            AddShared(),
+        ]
+
+    def mixer(self, spec: AttentionSpec | MLASpec | StateSpec, src: str) -> list[Op]:
+        """Attention, or what stands in its place."""
+        match spec:
+            case AttentionSpec():
+                return self.attention(spec, src)
+            case MLASpec():
+                assert self.group is not None
+                return latent_attention_ops(
+                    spec,
+                    src,
+                    layer=self.index,
+                    group=self.group,
+                    hidden_size=self.hidden_size,
+                    weight=self.weight,
+                )
+            case GatedDeltaSpec():
+                return gated_delta_ops(spec, src, **self.state_place)
+            case Mamba2Spec():
+                return mamba2_ops(spec, src, **self.state_place)
+            case ShortConvSpec():
+                return short_conv_ops(spec, src, **self.state_place)
+
+    @property
+    def state_place(self) -> dict[str, Any]:
+        """What lowering of what keeps states is told of the layer."""
+        return {
+            "layer": self.index,
+            "offset": self.offset,
+            "hidden_size": self.hidden_size,
+            "weight": self.weight,
+        }
+
+    def attention(self, spec: AttentionSpec, src: str) -> list[Op]:
+        assert spec.num_kv_heads
+        q_width = spec.num_heads * spec.head_dim
+        own_kv_heads = _own_kv_heads(spec)
+        kv_width = own_kv_heads * spec.head_dim
+        key, value = (self.weight(name, kv_width, self.hidden_size) for name in "kv")
+        key_bias, value_bias = (self.weight(f"{name}_bias", kv_width) for name in "kv")
+        has_bias = spec.qkv_bias and own_kv_heads > 0
+        has_value = own_kv_heads > 0 and not spec.value_is_key
+        assert own_kv_heads or not (spec.value_is_key or spec.value_norm), "they are another's"
+        ops: list[Op] = [
+            QKVProject(
+                query=self.weight("q", q_width, self.hidden_size),
+                key=key if own_kv_heads else None,
+                value=value if has_value else None,
+                query_bias=self.weight("q_bias", q_width) if spec.qkv_bias else None,
+                key_bias=key_bias if has_bias else None,
+                value_bias=value_bias if has_bias and has_value else None,
+                num_heads=spec.num_heads,
+                num_kv_heads=own_kv_heads,
+                head_dim=spec.head_dim,
+                src=src,
+                clip=spec.qkv_clip,
+            )
+        ]
+        ops += self.norm_and_rope(spec)
+        out = OutProject(
+            weight=self.weight("o", self.hidden_size, q_width),
+            bias=self.weight("o_bias", self.hidden_size) if spec.out_bias else None,
+        )
+        if spec.bidirectional:
+            assert not spec.sinks
+            assert not spec.output_gate
+            assert spec.query_growth is None
+            assert spec.out_norm is None
+            both_ways = BidirectionalAttend(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                scale=spec.scale,
+                window=spec.window,
+                softcap=spec.softcap,
+            )
+            return [*ops, both_ways, out]
+        assert self.group is not None
+        attend = Attend(
+            layer=self.index if spec.kv_layer is None else spec.kv_layer,
+            group=self.group,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
+            sinks=self.weight("sinks", spec.num_heads) if spec.sinks else None,
+        )
+        write = KVWrite(
+            layer=self.index,
+            group=self.group,
+            num_kv_heads=spec.num_kv_heads,
+            k_width=spec.head_dim,
+            v_width=spec.head_dim,
+        )
+        growth = spec.query_growth
+        grow = (
+            ()
+            if growth is None
+            else (GrowQueries(growth=growth, num_heads=spec.num_heads, head_dim=spec.head_dim),)
+        )
+        ops += [*((write,) if own_kv_heads else ()), *grow, attend]
+        if spec.output_gate:
+            bias = self.weight("gate_heads_bias", q_width) if spec.qkv_bias else None
+            gate = self.weight("gate_heads", q_width, self.hidden_size)
+            ops.append(GateHeads(weight=gate, bias=bias, src=src))
+        if spec.out_norm is not None:
+            ops.append(self.norm("h", "h", "out_norm", spec.out_norm, width=q_width))
+        return [*ops, out]
+
+    def norm_and_rope(self, spec: AttentionSpec) -> list[Op]:
+        """What is done to q and k before they are used, as far as the layer has it."""
+        ops: list[Op] = []
+        if spec.qk_norm is not None:
+            ops.append(self.head_norm(spec, spec.qk_norm))
+        else:
+            assert spec.qk_norm_scope is NormScope.HEAD, "there is no norm that it could change"
+            assert not spec.value_norm, "it is that of q and k"
+            assert not spec.norm_after_rope
+        if spec.rope is not None:
+            if isinstance(spec.rope.scaling, LongRopeScaling):
+                assert len(spec.rope.scaling.factors) == spec.rope.rotary_dim // 2
+            rope = Rope(
+                spec=spec.rope,
+                num_heads=spec.num_heads,
+                num_kv_heads=_own_kv_heads(spec),
+                head_dim=spec.head_dim,
+                key_dim=spec.head_dim,
+            )
+            ops.append(rope)
+        else:
+            assert not spec.norm_after_rope
+        return ops[::-1] if spec.norm_after_rope else ops
+
+    def head_norm(self, spec: AttentionSpec, norm: NormSpec) -> HeadNorm:
+        def gain(name: str, heads: int) -> Weight:
+            match spec.qk_norm_scope:
+                case NormScope.HEAD:
+                    return self.weight(name, spec.head_dim)
+                case NormScope.EACH_HEAD:
+                    return self.weight(name, heads, spec.head_dim)
+                case NormScope.PROJECTION:
+                    return self.weight(name, heads * spec.head_dim)
+
+        assert norm.gain
+        own_kv_heads = _own_kv_heads(spec)
+        has_bias = norm.bias and own_kv_heads > 0
+        return HeadNorm(
+            query=gain("q_norm", spec.num_heads),
+            key=gain("k_norm", own_kv_heads) if own_kv_heads else None,
+            spec=norm,
+            num_heads=spec.num_heads,
+            num_kv_heads=own_kv_heads,
+            head_dim=spec.head_dim,
+            scope=spec.qk_norm_scope,
+            query_bias=gain("q_norm_bias", spec.num_heads) if norm.bias else None,
+            key_bias=gain("k_norm_bias", own_kv_heads) if has_bias else None,
+            values=spec.value_norm,
+        )
+
+    def mlp(self, spec: MLPSpec, src: str) -> list[Op]:
+        biased, gated = spec.bias, spec.gated
+        mlp = MLP(
+            gate=self.weight("gate", spec.width, self.hidden_size) if gated else None,
+            up=self.weight("up", spec.width, self.hidden_size),
+            down=self.weight("down", self.hidden_size, spec.width),
+            gate_bias=self.weight("gate_bias", spec.width) if biased and gated else None,
+            up_bias=self.weight("up_bias", spec.width) if biased else None,
+            down_bias=self.weight("down_bias", self.hidden_size) if biased else None,
+            activation=spec.activation,
+            src=src,
+        )
+        assert spec.activation is not Activation.IDENTITY or spec.xielu
+        if spec.inner_norm is None and not spec.xielu:
+            return [mlp]
+        inner = GateUp(
+            gate=mlp.gate,
+            up=mlp.up,
+            gate_bias=mlp.gate_bias,
+            up_bias=mlp.up_bias,
+            activation=spec.activation,
+            src=src,
+        )
+        ops: list[Op] = [inner]
+        if spec.xielu:
+            numbers = {name: self.weight(f"xielu.{name}", 1) for name in ("rise", "fall")}
+            numbers |= {name: self.weight(f"xielu.{name}") for name in ("beta", "eps")}
+            ops.append(Xielu(width=spec.width, **numbers))
+        if spec.inner_norm is not None:
+            ops.append(self.norm("inner", "inner", "inner_norm", spec.inner_norm, width=spec.width))
+        return [*ops, Down(weight=mlp.down, bias=mlp.down_bias)]
+
+    def norm(
+        self, src: str, dst: str, name: str, spec: NormSpec, *, width: int | None = None
+    ) -> Norm:
+        return norm_op(src, dst, f"layers.{self.index}.{name}", width or self.hidden_size, spec)
+
+    def weight(self, name: str, *shape: int) -> Weight:
+        return Weight(name=f"layers.{self.index}.{name}", shape=shape)
