@@ -52,7 +52,7 @@ def test_the_threshold_is_the_lowest_whose_bound_is_kept():
         cascade_threshold(pairs[:50], 0.01)
 
 
-def test_a_small_model_that_says_nothing_is_not_waited_for_as_long_as_a_large_one(tmp_path):
+def test_a_small_model_that_says_nothing_is_not_waited_for_as_long_as_a_large_one(tmp_path, capsys):
     large = answer(200, b'{"choices":[{"index":0,"text":"large"}]}')
     with routed(tmp_path, [answer(200), None]) as (of_small, _):
         (told,) = of_small.get("/fleet/state").json()["engines"]
@@ -60,6 +60,12 @@ def test_a_small_model_that_says_nothing_is_not_waited_for_as_long_as_a_large_on
             tmp_path, [large], cascade=(told["url"],), cascade_threshold=1.0, cascade_timeout_s=0.3
         ) as (client, _):
             found = client.post(COMPLETIONS, json={"prompt": "x"})
+            state = client.get("/fleet/state").json()
+            assert [each["url"] for each in state["cascade"]] == [told["url"]]
+            file = tmp_path / "fleet.yaml"
+            file.touch()
+            assert main(["fleet", "status", str(file), "--url", str(client.base_url)]) == 0
+            assert f"small 0  {told['url']}" in capsys.readouterr().out
     assert found.headers["x-ridgeline-cascade"] == "large"
     assert found.json()["choices"][0]["text"] == "large"
 

@@ -369,5 +369,6 @@ def test_a_calibration_of_another_machine_is_known():
 
     assert measured_on() is None
     assert "is of Abacus with" in measured_on(cpu="Abacus")
+    assert f"--calibrate -t {usable_cores()}`" in measured_on(cpu="Abacus")
     assert f"with {usable_cores() + 1} cores" in measured_on(cores=usable_cores() + 1)
     assert "avx512amx kernels" in measured_on(kernels="avx512amx")

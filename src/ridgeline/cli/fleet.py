@@ -71,13 +71,17 @@ def _file(arguments: argparse.Namespace) -> "FleetFile":
 
 def _target(arguments: argparse.Namespace, url: str | None = None) -> "HttpTarget":
     from ridgeline.bench.serve.http_target import HttpTarget
+    from ridgeline.fleet.request_log import UNLOGGED
 
     url = url or arguments.url or _file(arguments).url
-    return HttpTarget(url, model="", api_key=arguments.api_key)
+    headers = {UNLOGGED.decode(): "1"}
+    return HttpTarget(url, model="", api_key=arguments.api_key, headers=headers)
 
 
 def _up(arguments: argparse.Namespace) -> int:
     file, where = _file(arguments), str(arguments.file)
+    if file.is_empty:
+        raise InvalidRequestError(f"{where} says nothing: name at least the model that is to run.")
     if arguments.manifests is not None:
         from ridgeline.cli.fleet_manifests import write_manifests
 
@@ -130,9 +134,11 @@ def _print_state(state: "FleetTold") -> None:
         if (share := scaler["within_limits_1m"]) is not None:
             parts.append(f"{share:.0%} within {scaler['limits']} in the last minute")
     print_paragraph(console, " · ".join(parts), indent=2)
+    names = [each.name for each in state.engines]
+    names += [f"small {each.name}" for each in state.cascade]
     rows = [
-        (each.name, each.url, str(each.pending), str(each.running), each.reason)
-        for each in state.engines
+        (name, each.url, str(each.pending), str(each.running), each.reason)
+        for name, each in zip(names, (*state.engines, *state.cascade), strict=True)
     ]
     print_columns(console, ("engine", "address", "pending", "running", "why not"), rows, labels=2)
     for each in (scaler or {}).get("decisions", ()):
@@ -253,7 +259,8 @@ def _print_replayed(report: dict[str, Any]) -> None:
         text += " The log has no text: `router: {request_log_text: true}` keeps it."
     print_paragraph(console, text, indent=2)
     if report["predicted_seconds"] is None:
-        text = "No seconds are predicted: `ridgeline roofline --calibrate` makes prices of engines."
+        text = "No seconds are predicted: `ridgeline roofline --calibrate -t N`, with the number "
+        text += "of an engine's processors, makes its price."
         print_paragraph(console, text, indent=2)
     rows = [
         (label, *(f"{1e3 * seconds[share]:,.0f}" for share in ("p50", "p90")))

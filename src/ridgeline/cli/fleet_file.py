@@ -12,8 +12,9 @@ from msgspec import Meta
 from ridgeline.cli import route, serve
 from ridgeline.cli.config_file import put_settings, read_yaml
 from ridgeline.cli.options import Parser, given_settings
-from ridgeline.core.errors import SettingsError
+from ridgeline.core.errors import InvalidRequestError, SettingsError
 from ridgeline.fleet.config import MOST_REPLICAS, RouterConfig
+from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.slo import SLO_NAMES, Slo
 from ridgeline.server.config import ServerConfig
 
@@ -51,6 +52,27 @@ class ReplicaBudget(_Part, frozen=True):
     min_replicas: _Replicas = 1
     max_replicas: _Replicas | None = None
     max_usd_per_hour: Positive | None = None
+
+    def affordable(self, most: int, replica_usd: float | None) -> int:
+        """Of so many replicas, at this price an hour, those that there is money for.
+
+        Raises:
+            InvalidRequestError: there is not enough for the fewest, or no price.
+        """
+        if self.max_usd_per_hour is None:
+            return most
+        if replica_usd is None:
+            raise InvalidRequestError(
+                "budget.max_usd_per_hour needs the price of a device: usd_per_hour, or hardware of "
+                "the catalogue."
+            )
+        most = min(most, int(self.max_usd_per_hour / replica_usd + 1e-9))
+        if most < self.min_replicas:
+            raise InvalidRequestError(
+                f"budget.min_replicas cost ${self.min_replicas * replica_usd:.2f} an hour, more "
+                "than budget.max_usd_per_hour."
+            )
+        return most
 
 
 class Layout(_Part, frozen=True):
@@ -109,9 +131,24 @@ class FleetFile(_Part, frozen=True):
                 raise ValueError(f"router.{name} is written {place}")
 
     @property
+    def is_empty(self) -> bool:
+        return self == FleetFile()
+
+    @property
     def most(self) -> int:
-        """Replicas that there may be."""
-        return self.budget.max_replicas or self.budget.min_replicas
+        """Replicas that there may be, and that there is money for.
+
+        Raises:
+            InvalidRequestError: as `affordable`.
+        """
+        device_usd = self.usd_per_hour
+        if device_usd is None and self.hardware != "this":
+            price = load_catalogue().device(self.hardware).usd_per_hour
+            device_usd = None if price is None else price.value
+        layout = Layout() if self.layout == "auto" else self.layout
+        devices = (layout.tensor or 1) * (layout.pipeline or 1)
+        most = self.budget.max_replicas or self.budget.min_replicas
+        return self.budget.affordable(most, None if device_usd is None else devices * device_usd)
 
     @property
     def router_settings(self) -> dict[str, Any]:
@@ -151,7 +188,7 @@ class FleetFile(_Part, frozen=True):
             "slo": limits,
             "slo_share": self.slo.attainment,
             "min_replicas": self.budget.min_replicas,
-            "max_replicas": self.budget.max_replicas,
+            "max_replicas": self.most,
         }
 
     def command_line(self, where: str) -> argparse.Namespace:

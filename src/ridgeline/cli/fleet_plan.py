@@ -65,9 +65,10 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
             "grows: simulate more (--requests)."
         )
     usd = hardware.usd_per_hour and hardware.usd_per_hour * chosen.model.layout.tensor
+    most = file.budget.affordable(file.budget.max_replicas or _MOST_SIMULATED, usd)
     policy = POLICIES[name]
     points = list[dict[str, Any]]()
-    for count in range(file.budget.min_replicas, _most(file, usd) + 1):
+    for count in range(file.budget.min_replicas, most + 1):
         traffic = simulate_fleet(machine, arrivals, policy(), count=count)
         points.append(_point(traffic, slo, usd, {"replicas": count}))
         if points[-1]["within_limits"] >= file.slo.attainment:
@@ -140,24 +141,6 @@ def _arrivals(load: PlannedLoad, num_requests: int) -> list[Arrival]:
         output_tokens=load.output_tokens,
         spread=_SPREAD,
     )
-
-
-def _most(file: FleetFile, usd: float | None) -> int:
-    """Replicas that there may be, and that there is money for."""
-    most, budget = file.budget.max_replicas or _MOST_SIMULATED, file.budget
-    if budget.max_usd_per_hour is not None:
-        if usd is None:
-            raise InvalidRequestError(
-                "budget.max_usd_per_hour needs the price of a device: usd_per_hour, or hardware of "
-                "the catalogue."
-            )
-        most = min(most, int(budget.max_usd_per_hour / usd))
-    if most < budget.min_replicas:
-        raise InvalidRequestError(
-            f"{budget.min_replicas} replicas cost ${budget.min_replicas * (usd or 0):.2f} an hour, "
-            f"more than budget.max_usd_per_hour."
-        )
-    return most
 
 
 def _point(

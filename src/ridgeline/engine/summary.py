@@ -1,11 +1,13 @@
 """A loaded model in one line: what runs it, in which format, how much room, how fast."""
 
+import os
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 from ridgeline.core.config import ResolvedConfig
 from ridgeline.core.formats import number_format
+from ridgeline.core.host import usable_cores
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.info import LoadSummary
 from ridgeline.executors.model import ExecutorModel
@@ -93,7 +95,8 @@ def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Obs
     if not model.spec.has_head:  # rates of decode are not its own
         return " · ".join(parts)
     if observer.predictor is None:
-        parts.append("speed not predicted (`ridgeline roofline` measures this machine once)")
+        part = f" -t {usable_cores()}" if usable_cores() < (os.cpu_count() or 1) else ""
+        parts.append(f"speed not predicted (`ridgeline roofline{part}` measures this machine once)")
         return " · ".join(parts)
     decode = _decode(observer.predictor, priced)
     parts.append(f"predicted {_rate(decode)}")

@@ -15,7 +15,7 @@ from ridgeline.fleet.cascade import Cascade
 from ridgeline.fleet.control import FleetControl
 from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.forwarding import MOST_WHOLE_BYTES, Client, Forwarding
-from ridgeline.fleet.request_log import RecordedClient, RequestLog
+from ridgeline.fleet.request_log import UNLOGGED, RecordedClient, RequestLog
 from ridgeline.fleet.requests import GENERATING, RoutedRequest
 from ridgeline.server.body import ClientDisconnectedError, declared_length, read_body
 from ridgeline.server.continuation import ROUTER_KEY
@@ -52,7 +52,11 @@ class RouterApp:
         self._log, self._cascade = log, cascade
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_logged = self._log is not None and scope["path"] in GENERATING
+        is_logged = (
+            self._log is not None
+            and scope["path"] in GENERATING
+            and UNLOGGED not in dict(scope["headers"])
+        )
         client = (RecordedClient if is_logged else Client)(scope, send)
         outcome = "refused"
         self._router.num_open += 1
@@ -194,8 +198,10 @@ class RouterApp:
 
     def _state(self) -> dict[str, Any]:
         now_s = asyncio.get_running_loop().time()
+        small = () if self._cascade is None else self._cascade.router.engines
         return {
             "engines": [_told(each, now_s) for each in self._router.engines],
+            "cascade": [_told(each, now_s) for each in small],
             "starting": len(self._control.starting),
             "autoscaler": None if self._scaler is None else self._scaler.told(),
         }

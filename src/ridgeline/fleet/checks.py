@@ -45,9 +45,10 @@ class EngineTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetTold(msgspec.Struct, frozen=True, kw_only=True):
-    """``/fleet/state`` of a router."""
+    """``/fleet/state`` of a router; ``cascade`` are engines of the small model."""
 
     engines: tuple[EngineTold, ...]
+    cascade: tuple[EngineTold, ...] = ()
     starting: int = 0
     autoscaler: dict[str, Any] | None = None
 

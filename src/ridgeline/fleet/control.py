@@ -120,3 +120,5 @@ class FleetControl:
             await work
         except (RidgelineError, OSError) as error:
             _log.error("The fleet is not as it was to be: %s", error)
+        except Exception:
+            _log.exception("The fleet is not as it was to be.")

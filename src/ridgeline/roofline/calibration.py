@@ -211,7 +211,7 @@ def measured_elsewhere(found: Calibration, kernels: str | None) -> str | None:
         return None
     return (
         f"The calibration of the {found.executor} executor is of {_machine(there)}, and this is "
-        f"{_machine(here)}; `ridgeline roofline --calibrate` measures it."
+        f"{_machine(here)}; `ridgeline roofline --calibrate -t {usable_cores()}` measures it."
     )
 
 

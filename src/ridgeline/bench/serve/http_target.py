@@ -79,6 +79,7 @@ class HttpTarget:
         model: str,
         api_key: str | None = None,
         prompts: Prompts = Prompts.IDS,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -92,7 +93,7 @@ class HttpTarget:
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._authority = parts.netloc.rpartition("@")[2]
         self._model, self._api_key = model, api_key
-        self.prompts = prompts
+        self.prompts, self._headers = prompts, headers or {}
 
     async def models(self) -> list[str]:
         """Names of the models that are served there."""
@@ -208,6 +209,7 @@ class HttpTarget:
             "Connection: close",
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
+            *(f"{name}: {value}" for name, value in self._headers.items()),
         ]
         if self._api_key is not None:
             lines.append(f"Authorization: Bearer {self._api_key}")
