@@ -120,3 +120,9 @@ def test_the_extra_prediction_layer_of_deepseek_v3_may_be_left_over():
         assert any(re.fullmatch(pattern, name) for pattern in definition.ignored)
     used = "model.layers.60.mlp.experts.0.up_proj.weight"
     assert not any(re.fullmatch(pattern, used) for pattern in definition.ignored)
+
+
+def test_the_context_of_deepseek_v32_ends_where_its_indexer_would_choose(caplog):
+    config = PRESETS["deepseek-v3"] | {"model_type": "deepseek_v32", "index_topk": 2048}
+    assert describe(config, strict=True).spec.max_position == 2048
+    assert "its context is the 2048 tokens" in caplog.text

@@ -18,7 +18,7 @@ from tests.weights.gguf_export import llama3_factors
 Config = dict[str, Any]
 
 _PERMUTED = ("arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "olmo", "smollm3")
-_LATENT = ("deepseek2", "mistral4")
+_LATENT = ("deepseek2", "glm-dsa", "mistral4")
 _LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "olmo", "phi2", "stablelm")
 _NORMS_PLUS_ONE = ("gemma", "nemotron")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
@@ -192,6 +192,8 @@ def _write_others(writer: gguf.GGUFWriter, config: Config, architecture: str) ->
         writer.add_value_length(rank)
         writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
         writer.add_value_length_mla(config["v_head_dim"])
+        if architecture == "glm-dsa":
+            writer.add_indexer_top_k(config["index_topk"])
         if config.get("q_lora_rank"):
             writer.add_q_lora_rank(config["q_lora_rank"])
     if architecture.startswith("granite") and config["model_type"] != "bamba":

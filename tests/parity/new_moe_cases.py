@@ -27,6 +27,7 @@ _LATENT: dict[str, object] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 20,
 }
+_INDEXER = {"index_topk": 104, "index_head_dim": 16, "index_n_heads": 2}
 _ERNIE: dict[str, object] = {
     "moe_num_experts": 6,
     "moe_k": 3,
@@ -78,6 +79,9 @@ NEW_MOE_CASES = [
     _case("dots1", "plain", _SIGMOID, sliding_window=None, num_key_value_heads=4),
     _case("kimi_k2", "plain", _SIGMOID | _LATENT, n_group=1, topk_group=1,
           rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+    _case("deepseek_v32", "all-chosen", _SIGMOID | _LATENT, n_group=4, topk_group=2, **_INDEXER,
+          rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+    _case("glm_moe_dsa", "shared-choice", _SIGMOID | _LATENT, **_INDEXER, index_topk_freq=2),
     _case("exaone_moe", "windows", _QWEN_VL | {"rope_parameters": _THETA}, sliding_window=9,
           layer_types=["sliding_attention", "full_attention", "sliding_attention"],
           num_shared_experts=2, routed_scaling_factor=1.7,

@@ -40,6 +40,7 @@ CASES = {
     "gemma4_text-keys-as-values": "gemma4",
     "gemma4_text-layer-inputs": "gemma4",
     "gemma4_text-shared-kv": "gemma4",
+    "glm_moe_dsa-shared-choice": "glm-dsa",
     "glm4-plain": "glm4",
     "glm4_moe-groups": "glm4moe",
     "glm4_moe-plain": "glm4moe",

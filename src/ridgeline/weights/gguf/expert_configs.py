@@ -215,6 +215,9 @@ def _deepseek2(keys: Keys, content: GGUFContent) -> Config:
     if keys.architecture == "mistral4":
         # Of groups the best two experts count.
         return with_growth(config, keys) | {"model_type": "mistral4"}
+    if keys.architecture == "glm-dsa":
+        limit = {"index_topk": keys.integer("attention.indexer.top_k")}
+        return without_extra_layers(keys, config | limit | {"model_type": "glm_moe_dsa"})
     if keys.integer("expert_gating_func", default=1, minimum=0) == _SIGMOID:
         return without_extra_layers(keys, config | {"model_type": "deepseek_v3"})
     if config["n_group"] != 1:
@@ -228,6 +231,7 @@ EXPERT_BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
     "ernie4_5-moe": _ernie4_5_moe,
     "glm4moe": _glm4moe,
     "exaone-moe": _exaone_moe,
+    "glm-dsa": _deepseek2,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granitemoe,
     "hunyuan-moe": _hunyuan_moe,

@@ -252,6 +252,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         # What layers that read K and V of others do not use.
         ignored=(r"blk\.\d+\.attn_([kv]|k_norm)\.weight",),
     ),
+    "glm-dsa": Architecture(
+        tensors=_LATENT | _LATENT_QUERY,
+        fused={},
+        splits_kv_b=True,
+        ignored=(r"blk\.\d+\.indexer\..*",),
+    ),
     "glm4": Architecture(tensors=_GLM4, fused=_GATE_UP),
     "glm4moe": Architecture(tensors=_CORRECTED | _OTHER_NORM, fused={}),
     "gpt-oss": Architecture(
