@@ -1,9 +1,10 @@
 """Speed-ups of speculation, measured in turns with decoding without it.
 
-    python -m benchmarks.speculation replay    # 1B shape: recorded acceptance, every pass runs
+    python -m benchmarks.speculation replay    # shapes: recorded acceptance, every pass runs
     python -m benchmarks.speculation adaptive  # embedded pair: against off, and fixed lengths
     python -m benchmarks.speculation pair      # any pair of models, real acceptance
     python -m benchmarks.speculation exits     # each exit of the embedded model, against off
+    python -m benchmarks.speculation heads     # any drafter of the embedded model, against off
     python -m benchmarks.speculation record    # writes src/ridgeline/bench/ladder/texts.jsonl
 
 Ratios come with the 95 % interval of their mean over rounds, in each of which every contender runs
@@ -26,21 +27,24 @@ from ridgeline.bench.conditions import Watch
 from ridgeline.bench.ladder.measuring import open_executor
 from ridgeline.bench.ladder.rungs import LENGTHS, Rung, forecast, priced_models
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
-from ridgeline.bench.ladder.subjects import SUBJECTS
+from ridgeline.bench.ladder.subjects import REPLAYED
 from ridgeline.bench.ladder.texts import (
     WORKLOADS,
     RecordedText,
     heldout_code,
     read_texts,
     record,
+    with_agreement,
     write_texts,
 )
 from ridgeline.cli.hardware import calibration_of
 from ridgeline.core.host import usable_cores
 from ridgeline.core.request import RequestOutput
 from ridgeline.core.settings.speculation import NAMED_SPECULATION, drafter_names
+from ridgeline.evaluation import heldout_texts
 
 DRAFTERS = drafter_names()
+ONE_BY_ONE = {"max_model_len": 512, "enable_prefix_caching": False, "max_num_seqs": 1}
 _T95 = {
     5: 2.57,
     6: 2.45,
@@ -68,8 +72,12 @@ def say(**figures: object) -> None:
 
 
 def replay(options: argparse.Namespace) -> None:
-    """Off, a draft model of 100M and prompt lookup, at the 1B shape and batch 1."""
-    subject, tokens = SUBJECTS["1b"], options.tokens
+    """Off and the drafter of a shape, at batch 1; at the 1B shape prompt lookup, too.
+
+    ``agreement``: places where the drafter is right are drawn at random, as many as a published
+    acceptance asks for, in place of those where the embedded draft model is.
+    """
+    subject, tokens = REPLAYED[options.subject], options.tokens
     rung = Rung(
         name="replay",
         executor="cpu",
@@ -82,10 +90,16 @@ def replay(options: argparse.Namespace) -> None:
         workload: read_texts(workload, options.draft_quantization)[: options.texts]
         for workload in WORKLOADS
     }
-    for workload, each in texts.items():
-        shares = [text.agreement for text in each]
-        say(workload=workload, texts=len(each), draft_agrees=statistics.mean(shares))
-    drafters = {"continue": "draft", "edit": "ngram"}
+    drafters = {"continue": subject.speculation}
+    if subject.speculation == "draft":
+        drafters["edit"] = "ngram"
+    if options.agreement is not None:
+        texts = {
+            workload: with_agreement(each, options.agreement) for workload, each in texts.items()
+        }
+    for workload in drafters:
+        shares = [text.agreement for text in texts[workload]]
+        say(workload=workload, texts=len(shares), draft_agrees=statistics.mean(shares))
     contenders = _predicted(rung, texts, drafters, options)
     everything = [text for each in texts.values() for text in each]
     watch = Watch()
@@ -105,10 +119,11 @@ def _predicted(
 ) -> dict[str, dict[Drafting, float]]:
     """Predicted tokens per second of off and the best lengths, by workload."""
     calibration = calibration_of("cpu", anew=options.calibrate)
-    models = priced_models(SUBJECTS["1b"], rung)
+    models = priced_models(REPLAYED[options.subject], rung)
+    lengths = list(map(int, options.drafts.split(",")))
     found = {}
     for workload, drafter in drafters.items():
-        draftings = [Drafting(), *(Drafting(speculation=drafter, length=n) for n in LENGTHS)]
+        draftings = [Drafting(), *(Drafting(speculation=drafter, length=n) for n in lengths)]
         rates = {
             each: forecast(models, calibration, texts[workload], options.tokens, each).tokens_per_s
             for each in draftings
@@ -220,39 +235,81 @@ def pair(options: argparse.Namespace) -> None:
 
 def exits(options: argparse.Namespace) -> None:
     """Drafts of the first layers of a model, one text at a time, against none."""
-    settings = {"max_model_len": 512, "enable_prefix_caching": False, "max_num_seqs": 1}
-    texts = prompts("continue", options.texts)
-    with LLM(options.model, **settings) as off:
+    with LLM(options.model, **ONE_BY_ONE) as off:
+        texts = {"continue": prompts("continue", options.texts)}
         for layers in map(int, options.layers.split(",")):
             exit_ = {
                 "speculation": "exit",
                 "draft_layers": layers,
                 "num_speculative_tokens": options.length,
             }
-            with LLM(options.model, **settings, **exit_) as on:
-                for temperature in (1.0, 0.7, 0.0):
-                    params = [
-                        SamplingParams(
-                            temperature=temperature,
-                            seed=seed,
-                            max_tokens=options.tokens,
-                            ignore_eos=True,
-                        )
-                        for seed in range(len(texts))
-                    ]
-                    times = _rounds({"off": off, "on": on}, texts, params, options.rounds)
-                    ratios = [a / b for a, b in zip(times["off"], times["on"], strict=True)]
-                    speed_up, interval = mean_interval(ratios)
-                    _, outputs = run(on, texts, params, "counted")
-                    accepted = acceptance(outputs)
-                    say(
-                        draft_layers=layers,
-                        temperature=temperature,
-                        tokens_per_verification=_tokens_per_verification(outputs),
-                        first_accepted=accepted[0],
-                        speed_up=speed_up,
-                        interval=interval,
-                    )
+            with LLM(options.model, **ONE_BY_ONE, **exit_) as on:
+                _by_temperature(off, on, texts, options, draft_layers=layers)
+
+
+def heads(options: argparse.Namespace) -> None:
+    """A drafter of hidden states, one text at a time, against none, on texts of four kinds."""
+    with LLM(options.model, **ONE_BY_ONE) as off:
+        texts = {
+            workload: of_kind(off, workload, options.texts)
+            for workload in options.workloads.split(",")
+        }
+        for shape in options.shapes.split(","):
+            head = {
+                "speculation": options.speculation,
+                "draft_model": options.draft_model,
+                "num_speculative_tokens": options.length,
+                "draft_shape": shape,
+            }
+            with LLM(options.model, **ONE_BY_ONE, **head) as on:
+                _by_temperature(off, on, texts, options, drafter=options.speculation, shape=shape)
+
+
+def of_kind(llm: LLM, workload: str, count: int) -> Sequence[object]:
+    """Prompts of held-out code, prose, edits of code, or questions about prose."""
+    if workload in ("code", "edit"):
+        return prompts("edit" if workload == "edit" else "continue", count)
+    texts = [text for text in heldout_texts("prose") if len(text) > 600][:count]
+    if workload == "prose":
+        return [text[:300] for text in texts]
+    return [
+        llm.encode_chat([{"role": "user", "content": f"What does this say?\n{text[:300]}"}])
+        for text in texts
+    ]
+
+
+def _by_temperature(
+    off: LLM,
+    on: LLM,
+    texts: Mapping[str, Sequence[object]],
+    options: argparse.Namespace,
+    **case: object,
+) -> None:
+    """What is accepted of drafts, and the speed in turns with none."""
+    for workload, each in texts.items():
+        for temperature in (1.0, 0.7, 0.0):
+            params = [
+                SamplingParams(
+                    temperature=temperature,
+                    seed=seed,
+                    max_tokens=options.tokens,
+                    ignore_eos=True,
+                )
+                for seed in range(len(each))
+            ]
+            times = _rounds({"off": off, "on": on}, each, params, options.rounds)
+            ratios = [a / b for a, b in zip(times["off"], times["on"], strict=True)]
+            speed_up, interval = mean_interval(ratios)
+            _, outputs = run(on, each, params, "counted")
+            say(
+                **case,
+                workload=workload,
+                temperature=temperature,
+                tokens_per_verification=_tokens_per_verification(outputs),
+                accepted=acceptance(outputs),
+                speed_up=speed_up,
+                interval=interval,
+            )
 
 
 def _tokens_per_verification(outputs: Sequence[RequestOutput]) -> float:
@@ -377,6 +434,9 @@ def main() -> None:
     )
     modes = parser.add_subparsers(required=True)
     one = modes.add_parser("replay")
+    one.add_argument("--subject", choices=tuple(REPLAYED), default="1b")
+    one.add_argument("--agreement", type=float, help="share of the output that is guessed")
+    one.add_argument("--drafts", default=",".join(map(str, LENGTHS)), help="lengths to choose from")
     one.add_argument("--quantization", choices=("int8", "int4"), help="of the weights")
     one.add_argument("--draft-quantization", choices=("int8", "int4"), help="of the draft model's")
     one.add_argument("--texts", type=int, default=8)
@@ -409,6 +469,17 @@ def main() -> None:
     one.add_argument("--rounds", type=int, default=5)
     one.add_argument("--tokens", type=int, default=96)
     one.set_defaults(run=exits)
+    one = modes.add_parser("heads")
+    one.add_argument("model", nargs="?")
+    one.add_argument("--speculation", choices=DRAFTERS, default="eagle3")
+    one.add_argument("--draft-model")
+    one.add_argument("--shapes", default="chain,tree")
+    one.add_argument("--workloads", default="code,prose,edit,chat")
+    one.add_argument("--length", type=int, default=4)
+    one.add_argument("--texts", type=int, default=8)
+    one.add_argument("--rounds", type=int, default=2)
+    one.add_argument("--tokens", type=int, default=96)
+    one.set_defaults(run=heads)
     one = modes.add_parser("record")
     one.set_defaults(run=lambda _: write_texts(record()))
     options = parser.parse_args()

@@ -15,8 +15,8 @@ from ridgeline.bench.ladder.measuring import Measured
 from ridgeline.bench.ladder.replay import ReplayExecutor, ReplaySimulation
 from ridgeline.bench.ladder.rungs import RUNGS, Forecast
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
-from ridgeline.bench.ladder.subjects import DRAFT_100M, SUBJECTS
-from ridgeline.bench.ladder.texts import WORKLOADS, guesses, read_texts
+from ridgeline.bench.ladder.subjects import DRAFT_100M, SUBJECTS, Subject
+from ridgeline.bench.ladder.texts import WORKLOADS, guesses, read_texts, with_agreement
 from ridgeline.cli import main
 from ridgeline.cli.display import with_interval
 from ridgeline.core.errors import InvalidRequestError
@@ -99,6 +99,34 @@ def test_what_was_recorded_is_said_and_simulated(models, workload, drafting):
         assert executed.num_steps == predicted.num_steps
     if drafting.speculation == "draft":
         assert executed.num_steps == sum(expected_steps(text, drafting.length) for text in texts)
+
+
+EAGLE3 = SHAPE | {"num_hidden_layers": 1, "draft_vocab_size": 512,
+                  "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}  # fmt: skip
+HEADS = [
+    Subject(name="tiny", config=SHAPE, draft=EAGLE3, speculation="eagle3"),
+    Subject(name="tiny", config=SHAPE | {"num_nextn_predict_layers": 1}, speculation="mtp"),
+]
+
+
+@pytest.mark.parametrize("subject", HEADS, ids=lambda subject: subject.speculation)
+def test_drafters_of_hidden_states_are_replayed_with_a_published_acceptance(subject):
+    texts = with_agreement(read_texts("continue")[:2], 0.75)
+    assert 0.65 < np.mean([text.agreement for text in texts]) < 0.85
+    drafting = Drafting(speculation=subject.speculation, length=3)
+    models = subject.models("float32", dict.fromkeys(ModelRole))
+    clock, length = VirtualClock(), longest(texts, TOKENS)
+    priced = {role: priced_model(model, "cpu") for role, model in models.items()}
+    calibration = typical(load_catalogue(None).device("l4").ceilings())
+    simulation = ReplaySimulation(priced, calibration, clock, texts=texts)
+    real = ReplayExecutor(models, 16, texts=texts)
+    for executor, virtual in ((real, None), (simulation, clock)):
+        decoder = TextDecoder(executor, max_model_len=length, has_draft=True, clock=virtual)
+        said = {}
+        run = decoder.run(texts, drafting, TOKENS, said)
+        assert said == {number: text.output[:TOKENS] for number, text in enumerate(texts)}
+        assert run.num_steps == sum(expected_steps(text, drafting.length) for text in texts)
+    real.close()
 
 
 def test_the_record_is_of_the_embedded_pair():

@@ -37,6 +37,13 @@ from ridgeline.scheduler import Speculation as Speculating
 
 CHAINS = drafter_names()  # those of installed packages, too
 DRAFTERS = (*CHAINS, *(f"{name} tree" for name in get_args(Speculation) if name != "off"))
+# What combined and adaptive draft with in place of a draft model.
+DRAFTERS_WITH_HEADS = tuple(
+    f"{name} with {head}{shape}"
+    for name in ("combined", "adaptive")
+    for head in ("eagle3", "mtp")
+    for shape in ("", " tree")
+)
 # The CUDA executor runs on the CPU here, op by op as on a GPU.
 EXECUTORS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow)]
 _LAYER_AHEAD = f"model.layers.{CONFIG['num_hidden_layers']}."
@@ -128,9 +135,11 @@ def write_pairs(root):
 
 
 def drafting_settings(name):
-    """Of a drafter's name, and the shape of its drafts if that is no chain."""
-    speculation, _, shape = name.partition(" ")
-    return {"speculation": speculation} | ({"draft_shape": shape} if shape else {})
+    """Of a drafter's name, what it drafts with if that is not usual, and the shape of its drafts
+    if that is no chain."""
+    speculation, _, head = name.removesuffix(" tree").partition(" with ")
+    settings = {"speculation": speculation} | ({"draft_model": head} if head else {})
+    return settings | ({"draft_shape": "tree"} if name.endswith(" tree") else {})
 
 
 def opener(root, executor):
@@ -148,18 +157,19 @@ def opener(root, executor):
             settings = {"dtype": "float64"} | settings
         models = 1
         drafting = drafting_settings(speculation)
-        if executor == "cuda" and drafting["speculation"] in ("exit", *HEAD_SPECULATION):
+        drafts_with = drafting.get("draft_model", drafting["speculation"])
+        has_head = drafts_with in HEAD_SPECULATION
+        if executor == "cuda" and (has_head or drafts_with == "exit"):
             pytest.skip("the cuda executor refuses what uses the target's KV to draft")
-        settings = drafting | settings
-        if drafting["speculation"] in DRAFT_MODEL_SPECULATION:
+        if drafts_with in DRAFT_MODEL_SPECULATION:
             models = 2
-            settings = {"draft_model": str(root / f"{pair}-draft")} | settings
-        if drafting["speculation"] in ("eagle3", "medusa"):
-            name = f"{pair}-{drafting['speculation']}"
-            settings = {"draft_model": str(root / name)} | settings
+            drafting["draft_model"] = str(root / f"{pair}-draft")
+        elif drafts_with in ("eagle3", "medusa"):
+            drafting["draft_model"] = str(root / f"{pair}-{drafts_with}")
+        settings = drafting | settings
         settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings
         if pool_tokens is not None:
-            holder = speculation if drafting["speculation"] in HEAD_SPECULATION else "off"
+            holder = speculation if has_head else "off"
             if (pair, holder) not in known:
                 with open_llm(holder, pair=pair) as llm:
                     known[pair, holder] = sum(llm._engine.executor.kv_layout().block_bytes)

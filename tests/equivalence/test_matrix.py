@@ -8,7 +8,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.equivalence.conftest import DRAFTERS, draft_on_tiny_models, opener, write_pairs
+from tests.equivalence.conftest import (
+    DRAFTERS,
+    DRAFTERS_WITH_HEADS,
+    draft_on_tiny_models,
+    opener,
+    write_pairs,
+)
 from tests.equivalence.test_speculation import essence
 
 from ridgeline import SamplingParams
@@ -63,10 +69,15 @@ def outcome(open_llm, pairs, drafter, feature):
     return "equal"
 
 
+def is_quick(row, column):
+    return row < len(DRAFTERS) and (3 * row + column) % 8 == 0
+
+
+ROWS = (*DRAFTERS, *DRAFTERS_WITH_HEADS)
 # Each drafter and each feature is in `make test` at least once; the rest is slow.
 PAIRS = [
-    pytest.param(drafter, feature, marks=() if (3 * row + column) % 8 == 0 else pytest.mark.slow)
-    for row, drafter in enumerate(DRAFTERS)
+    pytest.param(drafter, feature, marks=() if is_quick(row, column) else pytest.mark.slow)
+    for row, drafter in enumerate(ROWS)
     for column, feature in enumerate(FEATURES)
 ]
 
@@ -81,7 +92,7 @@ def table(executor, root):
     open_llm = opener(root, executor)
     lines = [f"| `{executor}` | " + " | ".join(FEATURES) + " |"]
     lines.append("|---" * (1 + len(FEATURES)) + "|")
-    for drafter in DRAFTERS:
+    for drafter in ROWS:
         cells = [outcome(open_llm, root, drafter, feature) for feature in FEATURES]
         marks = ["equal" if cell == "equal" else "refused" for cell in cells]
         lines.append(f"| {drafter} | " + " | ".join(marks) + " |")

@@ -1,6 +1,7 @@
 """Loading a drafter that reads the target's hidden states."""
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, SettingsError
 from ridgeline.core.formats import on_load_format
+from ridgeline.core.ops import Op
 from ridgeline.core.plan import tree_depth
 from ridgeline.core.settings.speculation import HEAD_SPECULATION
 from ridgeline.core.spec import DraftHeadSpec, EagleSpec, MedusaSpec
@@ -96,38 +98,48 @@ def load_draft_head(
             "config.json of the drafter has keys that Ridgeline does not know: %s.",
             ", ".join(definition.unknown),
         )
-    spec = replace(model.spec, draft_head=definition.spec)
-    ops = lower_head(spec)
-    later = lower_later_heads(spec)
-    borrowed = definition.borrowed.keys()
-    every = [*ops, *(op for ops in later for op in ops)]
-    own = [op for op in every if not borrowed & {weight.name for weight in op_weights(op)}]
-    quantization = config.draft_quantization
-    weights: WeightSource
-    if folder is None:
-        weights = DummyWeights(ops=own, dtype=model.dtype, seed=config.seed)
-    else:
-        weights = CheckpointWeights(
+
+    def open_weights(ops: Sequence[Op]) -> WeightSource:
+        if folder is None:
+            return DummyWeights(ops=ops, dtype=model.dtype, seed=config.seed)
+        return CheckpointWeights(
             path=folder,
-            ops=own,
+            ops=ops,
             sources=definition.sources,
             ignored=definition.ignored,
             dtype=model.dtype,
             quantization=scheme,
             progress=progress,
         )
+
+    name = config.draft_quantization
+    return replace(
+        head_model(model, definition, open_weights),
+        quantization=on_load_format(config.quantization if name == "auto" else name),
+        adapters=tuple({} for _ in config.adapters),
+        token_ids=token_ids,
+    )
+
+
+def head_model(
+    target: ExecutorModel,
+    definition: DraftHeadDefinition,
+    open_weights: Callable[[Sequence[Op]], WeightSource],
+) -> ExecutorModel:
+    """The drafter that a definition makes of a target, with its weights as they are;
+    ``open_weights`` of the ops that read those that are not borrowed."""
+    spec = replace(target.spec, draft_head=definition.spec)
+    ops, later = lower_head(spec), lower_later_heads(spec)
+    borrowed = definition.borrowed.keys()
+    every = [*ops, *(op for ops in later for op in ops)]
+    own = [op for op in every if not borrowed & {weight.name for weight in op_weights(op)}]
     return ExecutorModel(
         spec=replace(spec, hidden_size=definition.spec.hidden_size),
         ops=ops,
-        weights=weights,
-        dtype=model.dtype,
-        quantization=on_load_format(
-            config.quantization if quantization == "auto" else quantization
-        ),
-        adapters=tuple({} for _ in config.adapters),
+        weights=open_weights(own),
+        dtype=target.dtype,
         borrowed=definition.borrowed,
         later=later,
-        token_ids=token_ids,
     )
 
 

@@ -19,6 +19,7 @@ from ridgeline.engine.speculation import (
     load_draft,
     make_grammars,
     make_speculation,
+    sharing_passes,
     with_draft,
 )
 from ridgeline.engine.summary import load_summary
@@ -93,7 +94,7 @@ class Engine:
             self.executor,
             constraints=self.grammars,
             price=price,
-            draft=draft,
+            sharing=sharing_passes(draft),
         )
         digest = kv_digest(
             config, self.executor, spec=spec, dtype=resolved.dtype, folder=loaded.folder

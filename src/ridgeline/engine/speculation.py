@@ -100,6 +100,14 @@ def make_grammars(target: LoadedModel) -> GrammarCompiler | None:
     )
 
 
+def sharing_passes(draft: ExecutorModel | None) -> DraftPasses | None:
+    """The draft passes of a model whose KV is in the target's blocks."""
+    if draft is None or not draft.shares_kv:
+        return None
+    head = draft.spec.draft_head
+    return EarlyExit() if draft.is_exit else FeatureHead(has_kv=bool(head and head.layers))
+
+
 def make_speculation(
     config: EngineConfig,
     resolved: ResolvedConfig,
@@ -107,15 +115,12 @@ def make_speculation(
     *,
     price: StepPrice = DEFAULT_PRICE,
     constraints: ConstraintFactory | None = None,
-    draft: ExecutorModel | None = None,
+    sharing: DraftPasses | None = None,
 ) -> Speculation:
-    """What the scheduler asks about drafts."""
-    draft_model: DraftPasses | None = None
-    if draft is not None and draft.shares_kv:
-        head = draft.spec.draft_head
-        has_kv = head is not None and bool(head.layers)
-        draft_model = EarlyExit() if draft.is_exit else FeatureHead(has_kv=has_kv)
-    elif resolved.num_draft_blocks:
+    """What the scheduler asks about drafts; ``sharing``: of a model with KV in the target's blocks
+    (`sharing_passes`)."""
+    draft_model = sharing
+    if draft_model is None and resolved.num_draft_blocks:
         layout = executor.kv_layout(ModelRole.DRAFT)
         draft_model = DraftModel(
             DraftModelConfig(

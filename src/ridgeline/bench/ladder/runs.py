@@ -10,10 +10,11 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION, HEAD_SPECULATION
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.speculation import make_speculation
 from ridgeline.executors.simulated import VirtualClock
-from ridgeline.scheduler import Scheduler, SchedulerConfig
+from ridgeline.scheduler import FeatureHead, Scheduler, SchedulerConfig
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
 
 MAX_DRAFTS = 16
@@ -28,7 +29,7 @@ class Drafting:
 
     @property
     def uses_model(self) -> bool:
-        return self.speculation in ("draft", "combined", "adaptive")
+        return self.speculation in (*DRAFT_MODEL_SPECULATION, *HEAD_SPECULATION)
 
     def __str__(self) -> str:
         if self.speculation == "off":
@@ -79,9 +80,11 @@ class TextDecoder:
             reuse_kv=reuse_kv,
             kv_cache_memory_bytes=1 << 40,
         )
-        self._resolved = self._resolve(has_draft=has_draft)
+        self._head = executor.spec(ModelRole.DRAFT).draft_head if has_draft else None
+        has_draft_kv = has_draft and self._head is None  # a head's is in the target's blocks
+        self._resolved = self._resolve(has_draft=has_draft_kv)
         executor.allocate_kv(self._resolved.num_blocks)
-        if has_draft:
+        if has_draft_kv:
             executor.allocate_kv(self._resolved.num_draft_blocks, ModelRole.DRAFT)
 
     def run(
@@ -117,9 +120,11 @@ class TextDecoder:
             speculation=drafting.speculation,
             num_speculative_tokens=drafting.length,
         )
-        resolved = self._resolved
+        resolved, sharing = self._resolved, None
         if not drafting.uses_model:
             resolved = replace(resolved, num_draft_blocks=())
+        elif self._head is not None:
+            sharing = FeatureHead(has_kv=bool(self._head.layers))
         groups = self._executor.kv_layout().groups
         scheduler = Scheduler(
             SchedulerConfig.of_engine(
@@ -128,7 +133,7 @@ class TextDecoder:
                 windows=tuple(group.window for group in groups),
                 max_in_flight=self._executor.max_in_flight,
             ),
-            make_speculation(config, resolved, self._executor, price=self._price),
+            make_speculation(config, resolved, self._executor, price=self._price, sharing=sharing),
             price=self._price,
             clock=self._clock,
         )

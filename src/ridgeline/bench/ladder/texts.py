@@ -9,7 +9,7 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +65,23 @@ def read_texts(
     if not texts:
         raise ValueError(f"No {workload} texts are recorded for drafts in {draft_quantization}.")
     return tuple(texts)
+
+
+def with_agreement(
+    texts: Iterable[RecordedText], share: float, *, seed: int = 0
+) -> tuple[RecordedText, ...]:
+    """The same texts with a drafter that guesses this share of the output, places at random.
+
+    Chains of n are then accepted as one of that acceptance is: share + share² + … + shareⁿ tokens.
+    """
+    rng = np.random.default_rng(seed)
+    return tuple(
+        replace(
+            text,
+            draft=tuple(token if rng.random() < share else token + 1 for token in text.output),
+        )
+        for text in texts
+    )
 
 
 def write_texts(texts: Iterable[RecordedText], path: Path = PATH) -> None:
