@@ -154,6 +154,20 @@ def wait_for_quiet(seconds: float) -> None:
             return
 
 
+def machine() -> str:
+    """The kind of processor: a virtual machine tells its family and flags, seldom its name."""
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    about = {key.strip(): value.strip() for key, _, value in lines}
+    flags = about["flags"].split()
+    if about["vendor_id"] != "AuthenticAMD":
+        return f"{about['model name']} ({'AMX' if 'amx_int8' in flags else 'AVX-512'})"
+    if about["cpu family"] == "26":
+        return "AMD EPYC Zen 5 (AVX-512, BF16)"
+    if "avx512_bf16" in flags:
+        return "AMD EPYC Zen 4 (AVX-512 at half rate, BF16)"
+    return "AMD EPYC Zen 3 (AVX2)"
+
+
 def report(run: Run, ceilings: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The results file: figures, and ratios of our medians to each peer's of the same weights."""
     figures = {
@@ -179,6 +193,7 @@ def report(run: Run, ceilings: dict[str, Any], seconds: float) -> dict[str, Any]
         ["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True
     )
     return {
+        "machine": machine(),
         "shape": run.shape,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "revision": revision.stdout.strip(),

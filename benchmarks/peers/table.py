@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ def markdown(result: Mapping[str, Any]) -> str:
         "|---" * (len(cells) + 1) + "|",
     ]
     lines += [
-        _row(engine, [_rate(found[cell]["median_tok_s"]) for cell in cells])
+        row(engine, [rate(found[cell]["median_tok_s"]) for cell in cells])
         for engine, found in figures.items()
     ]
     lines += [
-        _row(names, [f"{found[cell]:.2f}×" if cell in found else "–" for cell in cells])
+        row(names, [f"{found[cell]:.2f}×" if cell in found else "–" for cell in cells])
         for names, found in ratios.items()
         if found
     ]
@@ -47,11 +47,13 @@ def _ceilings(ceilings: Mapping[str, Any]) -> str:
     return f"Ceilings: memory {memory / 1e9:.1f} GB/s, {rates}."
 
 
-def _row(name: str, values: list[str]) -> str:
+def row(name: str, values: Sequence[str]) -> str:
+    """A line of a table."""
     return f"| {name} | " + " | ".join(values) + " |"
 
 
-def _rate(value: float | None) -> str:
+def rate(value: float | None) -> str:
+    """Tokens per second in three digits."""
     return "–" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.peers import run as peers
 from benchmarks.peers.engines import ENGINES, Engine
 from benchmarks.peers.grid import CELLS, TRIED
+from benchmarks.peers.page import PAGE, load_results, page
 from benchmarks.peers.table import markdown
 
 CEILINGS = {
@@ -91,3 +92,26 @@ def test_every_kind_of_cell_has_settings_and_a_cell_that_stands_for_it():
         assert all(peer.grid[kind] for kind in kinds), peer.name
     for kind, tried in TRIED.items():
         assert min(cell.batch for cell in tried) == 1, kind
+
+
+def test_the_page_is_made_of_the_results_that_are_kept():
+    assert PAGE.read_text() == page(load_results())
+
+
+def test_a_column_of_the_page_is_the_newest_run_that_measured_it():
+    def result(day, **rates):
+        return {
+            "machine": "a processor", "shape": "llama-3.2-1b", "date": f"2026-11-{day}T00:00",
+            "file": f"{day}.json", "ceilings": CEILINGS,
+            "figures": {
+                engine: {cell: {"median_tok_s": rate} for cell, rate in cells.items()}
+                for engine, cells in rates.items()
+            },
+        }  # fmt: skip
+
+    old = {"ridgeline int4": {"prefill 512": 10.0, "decode 1": 20.0}}
+    old["OpenVINO int4"] = {"prefill 512": 50.0, "decode 1": 10.0}
+    new = {"ridgeline int4": {"decode 1": 30.0}, "llama.cpp Q4_0": {"decode 1": 20.0}}
+    text = page([result(21, **old), result(22, **new)])
+    assert "| × the best peer | **0.20** | **1.50** |" in text
+    assert "[11-21](../benchmarks/results/21.json), 31 GB/s | [11-22]" in text
