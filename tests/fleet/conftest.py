@@ -28,17 +28,17 @@ def key_file(tmp_path_factory):
 class RouteProcess:
     """``ridgeline route`` in a process of its own."""
 
-    def __init__(self, log, *options):
-        self.port = free_port()
+    def __init__(self, log, *options, port=None):
+        self.port, self.options = port or free_port(), options
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = open(log, "ab")  # noqa: SIM115
         command = [sys.executable, "-m", "ridgeline", "route", "--port", str(self.port), *options]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
 
     def client(self, **settings):
-        return httpx.Client(base_url=self.url, timeout=60, **settings)
+        return httpx.Client(base_url=self.url, timeout=600, **settings)
 
-    def wait_ready(self, num_up, seconds=60):
+    def wait_ready(self, num_up, seconds=300):
         deadline_s = time.monotonic() + seconds
         while time.monotonic() < deadline_s:
             try:
@@ -50,10 +50,17 @@ class RouteProcess:
             time.sleep(0.02)
         raise AssertionError(Path(self.log.name).read_text()[-3000:])
 
+    def again(self):
+        """One like it, killed by SIGKILL, on its port."""
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+        return RouteProcess(self.log.name, *self.options, port=self.port)
+
     def close(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(20)
+            self.process.wait(120)
         self.log.close()
 
 

@@ -300,7 +300,7 @@ def served(folder, *options):
         wait_up(url, 1)
         yield url
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
 
@@ -337,7 +337,7 @@ def come_and_go(folder, rounds):
             for _ in range(rounds):
                 coming = [threads.submit(client.post, "/admin/engines") for _ in range(2)]
                 names = [each.result().raise_for_status().json()["name"] for each in coming]
-                deadline_s = time.monotonic() + 60
+                deadline_s = time.monotonic() + 300
                 while not seen.issuperset(names):  # they have streams
                     assert time.monotonic() < deadline_s, client.get("/fleet/state").text
                     time.sleep(0.01)

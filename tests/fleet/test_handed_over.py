@@ -53,7 +53,7 @@ def pair_of_engines(tmp_path, key_file):
 
 
 def figure(server, name):
-    lines = httpx.get(f"{server.url}/metrics").text.split("\n")
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.split("\n")
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
@@ -64,7 +64,7 @@ def figures(fleet):
     return (*moved, hits)
 
 
-def wait_for_sources(fleet, seconds=30):
+def wait_for_sources(fleet, seconds=300):
     """Until each engine has written KV and reads of the other, and the router knows."""
     for number, engine in enumerate(fleet.engines):
         with engine.client() as client:

@@ -1,14 +1,18 @@
-"""Streams of every kind while engines are killed at random: none is lost, hung or changed."""
+"""Streams of every kind while engines and routers are killed at random: none is lost, hung or
+changed. Whose router is killed asks again, at the other one."""
 
 import os
 import random
+import re
 import signal
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import pytest
-from tests.fleet.conftest import fleet_of, stream
+from tests.fleet.conftest import RouteProcess, fleet_of, stream
 from tests.fleet.reading import read, without_identity
 from tests.fleet.test_router import CASES, CHAT, PATH
 
@@ -16,6 +20,7 @@ from ridgeline.weights import locate_model
 
 NUM_STREAMS = int(os.environ.get("KILLED_STREAMS", "200"))
 AT_ONCE = 8
+KINDS, WEIGHTS = ("server", "engine", "router"), (4, 2, 2)
 PROMPT = {"prompt": "The history of the sea", "max_tokens": 160, "ignore_eos": True}
 BODIES = {
     **{name: (PATH, CHAT | fields | {"max_tokens": 160}) for name, fields in CASES.items()},
@@ -27,49 +32,71 @@ BODIES = {
 @pytest.mark.slow
 def test_no_stream_is_lost_or_changed(tmp_path, key_file, counted):
     draw = random.Random(0)
-    gaps, kills = [], 0
-    with (
-        fleet_of(locate_model(None), tmp_path, key_file) as fleet,
-        fleet.router.client() as client,
-        ThreadPoolExecutor(AT_ONCE) as threads,
-    ):
+    kills = Counter()
+    with fleet_of(locate_model(None), tmp_path, key_file) as fleet, ExitStack() as stack:
+        routers = [fleet.router, RouteProcess(tmp_path / "router-1.log", *fleet.router.options)]
+        stack.callback(lambda: routers[1].close())
+        clients = [stack.enter_context(each.client()) for each in routers]
+        threads = stack.enter_context(ThreadPoolExecutor(AT_ONCE))
+        routers[1].wait_ready(2)
         expected = {
-            name: without_identity(read(stream(client, *asked))) for name, asked in BODIES.items()
+            name: without_identity(read(stream(clients[0], *asked)))
+            for name, asked in BODIES.items()
         }
 
-        def one(name):
-            last_s, longest_s = time.monotonic(), 0.0
+        def one(name, first):
+            """The longest silence of the stream, and how often it was asked for again."""
+            for attempt in range(50):
+                last_s, longest_s = time.monotonic(), 0.0
 
-            def note(number, _):
-                nonlocal last_s, longest_s
-                now_s = time.monotonic()
-                longest_s = max(longest_s, now_s - last_s) if number > 1 else 0.0
-                last_s = now_s
+                def note(number, _):
+                    nonlocal last_s, longest_s
+                    now_s = time.monotonic()
+                    longest_s = max(longest_s, now_s - last_s) if number > 1 else 0.0
+                    last_s = now_s
 
-            found = read(stream(client, *BODIES[name], on_event=note))
-            assert without_identity(found) == expected[name], name
-            return longest_s
+                try:
+                    found = read(
+                        stream(clients[(first + attempt) % 2], *BODIES[name], on_event=note)
+                    )
+                except httpx.TransportError:  # of its router
+                    time.sleep(0.1)
+                    continue
+                assert without_identity(found) == expected[name], name
+                return longest_s, attempt
+            raise AssertionError("no router answers")
 
         names = list(BODIES)
-        running = [threads.submit(one, draw.choice(names)) for _ in range(NUM_STREAMS)]
+        running = [
+            threads.submit(one, draw.choice(names), draw.randrange(2)) for _ in range(NUM_STREAMS)
+        ]
         while not all(each.done() for each in running):
             time.sleep(draw.uniform(0.3, 3.0))
-            number = draw.randrange(2)
-            if draw.random() < 0.3:  # its server lives, and says in the stream that it is lost
+            number, kind = draw.randrange(2), draw.choices(KINDS, WEIGHTS)[0]
+            if kind == "engine":  # its server lives, and says in the stream that it is lost
                 engine = fleet.engines[number]
                 dead = engine.engine()
                 dead.send_signal(signal.SIGKILL)
                 engine.wait_restarted(dead)
-            else:
+            elif kind == "server":
                 fleet.kill(number)
                 fleet.restart(number)
                 fleet.engines[number].wait_ready()
-            kills += 1
-            fleet.router.wait_ready(2)
-        gaps = sorted(each.result() for each in running)
-        metrics = httpx.get(f"{fleet.router.url}/metrics").text
-    moved = metrics.partition("\nridgeline_router_continuations_total ")[2].split()[0]
+            else:
+                routers[number] = routers[number].again()
+                fleet.router = routers[0]
+            kills[kind] += 1
+            for each in routers:
+                each.wait_ready(2)
+        found = [each.result() for each in running]
+        metrics = "".join(httpx.get(f"{each.url}/metrics", timeout=60).text for each in routers)
+    gaps, asked_again = sorted(gap for gap, _ in found), sum(count for _, count in found)
+    counts = re.findall(r"^ridgeline_router_continuations_total (\S+)", metrics, re.MULTILINE)
+    moved = sum(map(float, counts))  # since the routers' last starts
     counted(NUM_STREAMS)
-    print(f"{NUM_STREAMS} streams, {kills} kills, {moved} continuations")
-    print(f"longest gap of a stream: median {gaps[len(gaps) // 2]:.2f} s, most {gaps[-1]:.2f} s")
-    assert float(moved) > 0
+    print(f"{NUM_STREAMS} streams, {dict(kills)} killed, {moved:.0f} continuations since the last "
+          f"starts of routers, {asked_again} asked again")  # fmt: skip
+    print(f"longest gap of a stream: median {gaps[len(gaps) // 2]:.2f} s, p99 "
+          f"{gaps[len(gaps) * 99 // 100]:.2f} s, most {gaps[-1]:.2f} s")  # fmt: skip
+    assert min(kills[kind] for kind in KINDS) > 0
+    assert asked_again > 0

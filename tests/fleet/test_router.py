@@ -116,7 +116,7 @@ def test_a_replica_that_dies_is_started_again(tmp_path):
             os.kill(process.pid, signal.SIGKILL)
 
 
-def wait_up(url, count, seconds=60):
+def wait_up(url, count, seconds=300):
     deadline_s = time.monotonic() + seconds
     engines = []
     while sum(each["up"] for each in engines) < count:

@@ -31,9 +31,9 @@ class ServeProcess:
         )  # fmt: skip
 
     def client(self, **settings):
-        return httpx.Client(base_url=self.url, timeout=30, **settings)
+        return httpx.Client(base_url=self.url, timeout=300, **settings)
 
-    def wait_ready(self, seconds=60):
+    def wait_ready(self, seconds=300):
         """Seconds until /ready says 200."""
         started = time.monotonic()
         with self.client() as client:
@@ -46,7 +46,7 @@ class ServeProcess:
                 time.sleep(0.02)
         raise AssertionError(Path(self.log.name).read_text()[-3000:])
 
-    def wait_restarted(self, dead, seconds=30):
+    def wait_restarted(self, dead, seconds=300):
         """Seconds until an engine process other than ``dead`` is there and /ready says 200.
 
         A server that has not yet noticed a death is ready still.
@@ -72,7 +72,7 @@ class ServeProcess:
         process = psutil.Process(self.process.pid)
         return [process, *process.children(recursive=True)]
 
-    def terminate(self, seconds=20):
+    def terminate(self, seconds=120):
         """SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
+from tests.fleet.test_forwarding import KEY, routed
 from tests.server.running import running
 
 CHROMIUM = "/usr/bin/chromium"
@@ -298,6 +299,33 @@ def test_the_live_view_moves(page):
     page.wait_for_selector("#rate-line path")
     page.wait_for_selector("#roofline circle.decode")
     wait_for(page, lambda: "decode" in page.inner_text("#bound"))
+    assert page.is_hidden("#fleet")  # of a server by itself
+
+
+def test_behind_a_router_the_page_shows_the_fleet(browser, roomy_folder, tmp_path):
+    key_file = tmp_path / "key"
+    key_file.write_bytes(KEY)
+    key_file.chmod(0o600)
+    with (
+        running(roomy_folder, data_dir=tmp_path / "data", router_key_file=str(key_file)) as server,
+        routed(tmp_path, engine=(server.url, "http://127.0.0.1:1")) as (client, _),
+    ):
+        behind = browser.new_page(viewport={"width": 390, "height": 820})
+        behind.goto(str(client.base_url))
+        wait_for(behind, lambda: "1 of 2 engines" in behind.inner_text("#fleet-line"))
+        body = {"prompt": "the cat", "max_tokens": 100, "ignore_eos": True}
+        client.post("/v1/completions", json=body)
+        busy = "#fleet-engines tr:first-child td:nth-last-child(2)"
+        wait_for(behind, lambda: behind.inner_text(busy) not in ("–", "0%"))
+        assert "127.0.0.1:1" in behind.get_attribute("#fleet-engines tr:last-child th", "title")
+        assert behind.inner_text("#fleet-engines tr:last-child td")  # why it takes none
+        assert "of engine 0" in behind.inner_text("#fleet-decision")
+        assert behind.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        if SHOTS:
+            behind.screenshot(
+                path=f"{SHOTS}/fleet-{page.viewport_size['width']}.png", full_page=True
+            )
+        behind.close()
 
 
 def test_errors_are_shown(page):

@@ -137,10 +137,21 @@ def _print_state(state: "FleetTold") -> None:
     names = [each.name for each in state.engines]
     names += [f"small {each.name}" for each in state.cascade]
     rows = [
-        (name, each.url, str(each.pending), str(each.running), each.reason)
+        (
+            name,
+            each.url,
+            str(each.pending),
+            str(each.running),
+            *(
+                "" if share is None else f"{share:.0%}"
+                for share in (each.kv_usage, each.hit_rate, each.busy, each.mbu)
+            ),
+            each.reason,
+        )
         for name, each in zip(names, (*state.engines, *state.cascade), strict=True)
     ]
-    print_columns(console, ("engine", "address", "pending", "running", "why not"), rows, labels=2)
+    header = ("engine", "address", "pending", "running", "KV", "hits", "busy", "MBU", "why not")
+    print_columns(console, header, rows, labels=2)
     for each in (scaler or {}).get("decisions", ()):
         predicted, came = each["predicted"]["within_limits"], each["came"] or {}
         text = f"{each['seconds_ago']:.0f} s ago, {each['present']} to {each['wanted']}: "

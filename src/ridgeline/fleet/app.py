@@ -261,6 +261,7 @@ def _told(engine: RoutedEngine, now_s: float) -> dict[str, Any]:
         "reason": engine.reason,
         "pending": tracker.num_pending,
         "running": tracker.num_running,
+        **{name: getattr(engine.state, name) for name in ("kv_usage", "hit_rate", "busy", "mbu")},
         "max_seqs": engine.state.max_seqs,
         "kv_tokens": engine.state.kv_tokens,
         "price": engine.state.price,

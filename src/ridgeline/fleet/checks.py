@@ -38,6 +38,10 @@ class EngineTold(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     pending: int = 0
     running: int = 0
+    kv_usage: float | None = None
+    hit_rate: float | None = None
+    busy: float | None = None
+    mbu: float | None = None
     max_seqs: int = 256
     kv_tokens: int = 1 << 17
     curve: StepCurve | None = None

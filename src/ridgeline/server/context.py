@@ -24,6 +24,7 @@ from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.keys import Caller, KeyRing
 from ridgeline.server.limits import Limits, Reservation
+from ridgeline.server.live import RecentUse
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.named_prefixes import NamedPrefixes
 from ridgeline.server.pool.metrics import PoolCollector
@@ -94,6 +95,7 @@ class Server:
         self.first_request = "The first request is running."  # or what became of it
         self.is_draining = False
         self.num_watchers = 0  # of the web page's stream
+        self.recent_use = RecentUse()
         self.open_requests: set[asyncio.Task[None]] = set()  # each ends when its client has left
         self.downloads = Downloads()
         self._jobs = jobs

@@ -1,16 +1,43 @@
 """What is going on, for people who watch."""
 
 import time
+from collections import deque
 from typing import Any
 
 from ridgeline.engine.client import Monitored
+from ridgeline.roofline.live import RooflineReport
 from ridgeline.roofline.metrics import shown_percentiles
 from ridgeline.roofline.utilization import roof_of, utilization_between
 from ridgeline.server.metrics import Metrics
 
 _RATE_WINDOW_S = 5.0
+_USE_WINDOW_S = 10.0
 _LATENCY_WINDOW_S = 300.0
 _MINUTE_S = 60.0
+
+
+class RecentUse:
+    """How much of itself an engine used in the last seconds, for those who ask now and then."""
+
+    def __init__(self) -> None:
+        self._reports: deque[tuple[float, RooflineReport]] = deque()
+
+    def shares(self, report: RooflineReport | None) -> tuple[float | None, float | None]:
+        """Of the time, in which steps ran; and in these, of the bytes that memory could have moved
+        (MBU). ``None``: not known, as without a calibration."""
+        if report is None:
+            return None, None
+        now_s, reports = time.monotonic(), self._reports
+        while len(reports) > 1 and now_s - reports[0][0] > _USE_WINDOW_S:
+            reports.popleft()
+        reports.append((now_s, report))
+        if (seconds := now_s - reports[0][0]) <= 0:
+            return None, None
+        uses = utilization_between(reports[0][1], report).values()
+        could_bytes = sum(each.moved_bytes / each.mbu for each in uses if each.mbu)
+        moved_bytes = sum(each.moved_bytes for each in uses if each.mbu)
+        busy = min(1.0, sum(each.seconds for each in uses) / seconds)
+        return busy, moved_bytes / could_bytes if could_bytes else None
 
 
 class LiveView:

@@ -1,5 +1,6 @@
 // The live view: figures twice a second, and each recent step under the roof.
 import { readEvents } from "/page/events.js";
+import { startFleet } from "/page/fleet.js";
 import { Roofline } from "/page/roofline.js";
 
 const byId = (id) => document.getElementById(id);
@@ -11,7 +12,10 @@ export async function startLive() {
   const rates = { output: [], prompt: [] };
   while (true) {
     try {
-      for await (const snapshot of readEvents(await fetch("/live"))) show(snapshot, rates, roofline);
+      const response = await fetch("/live");
+      const engine = response.headers.get("x-ridgeline-engine");
+      if (engine !== null) startFleet(engine);
+      for await (const snapshot of readEvents(response)) show(snapshot, rates, roofline);
     } catch (error) {
       setStatus("bad", "disconnected");
     }

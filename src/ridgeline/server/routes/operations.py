@@ -53,6 +53,7 @@ async def engine_state(call: Call) -> Reply:
     status, reason = _readiness(server)
     price = server.engine.summary.price
     peers = stats.kv_peers
+    busy, mbu = server.recent_use.shares(stats.roofline)
     state = EngineState(
         ready=status == EngineStatus.READY,
         reason=reason,
@@ -72,6 +73,10 @@ async def engine_state(call: Call) -> Reply:
             for each in (() if peers is None else peers.peers)
             if each.engine and not each.is_absent
         },
+        kv_usage=stats.kv_usage,
+        hit_rate=stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else None,
+        busy=busy,
+        mbu=mbu,
     )
     return Reply(body=state)
 

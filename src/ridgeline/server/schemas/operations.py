@@ -16,6 +16,9 @@ class ProfileRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     per_layer: bool = False
 
 
+_Share = Annotated[float, Meta(ge=0)]
+
+
 class EngineState(Struct, kw_only=True):
     """How a server is, for the routers in front of it.
 
@@ -24,7 +27,8 @@ class EngineState(Struct, kw_only=True):
     price is ``curve``, by a step's tokens, and as `LinearPrice`. The rest is what it is among
     engines that read KV of each other: its random name there, empty if it gives out none, the bytes
     of KV of a token (0: not known yet), and the names of those that it can read from now, with
-    bytes a second (0: nothing came of late).
+    bytes a second (0: nothing came of late). For people who watch are shares: of KV in use, of
+    prompts' tokens found in caches, and of the last seconds what `RecentUse` says.
     """
 
     ready: bool
@@ -41,6 +45,10 @@ class EngineState(Struct, kw_only=True):
     kv_name: str = ""
     kv_token_bytes: Annotated[float, Meta(ge=0)] = 0.0
     kv_sources: dict[str, Annotated[float, Meta(ge=0)]] = {}
+    kv_usage: _Share | None = None
+    hit_rate: _Share | None = None
+    busy: _Share | None = None
+    mbu: _Share | None = None
 
     @property
     def price(self) -> LinearPrice:
