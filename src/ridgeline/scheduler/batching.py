@@ -9,10 +9,8 @@ from ridgeline.scheduler.sequence import Sequence
 class Batching(Protocol):
     """Decides at each step whether waiting sequences may be admitted."""
 
-    def begin_step(
-        self, *, num_running: int, num_waiting: int, arrivals_s: Iterable[float], now_s: float
-    ) -> float:
-        """Look at the state before a step; returns the seconds until a batch starts, or 0.
+    def open_batch(self, *, num_waiting: int, arrivals_s: Iterable[float], now_s: float) -> float:
+        """Nobody runs, and some wait; returns the seconds until a batch starts, or 0.
 
         ``arrivals_s`` are those of all that wait; they are looked at only if the answer takes it.
         """
@@ -26,9 +24,7 @@ class Batching(Protocol):
 class ContinuousBatching:
     """Sequences join and leave at every step (Yu et al. 2022, Orca)."""
 
-    def begin_step(
-        self, *, num_running: int, num_waiting: int, arrivals_s: Iterable[float], now_s: float
-    ) -> float:
+    def open_batch(self, *, num_waiting: int, arrivals_s: Iterable[float], now_s: float) -> float:
         return 0.0
 
     def admits(self, sequence: Sequence) -> bool:
@@ -50,11 +46,7 @@ class StaticBatching:
         self._window_s = window_s
         self._num_open = 0
 
-    def begin_step(
-        self, *, num_running: int, num_waiting: int, arrivals_s: Iterable[float], now_s: float
-    ) -> float:
-        if num_running or not num_waiting:
-            return 0.0
+    def open_batch(self, *, num_waiting: int, arrivals_s: Iterable[float], now_s: float) -> float:
         if self._window_s and num_waiting < self._size:
             left_s = min(arrivals_s) + self._window_s - now_s
             if left_s > 0:

@@ -45,6 +45,10 @@ class Documents:
         self._of_name: dict[_Name, Sequence] = {}
         self._waits: dict[Sequence, DocumentsWait] = {}
 
+    def __bool__(self) -> bool:
+        """Whether somebody waits for some."""
+        return bool(self._waits)
+
     def await_missing(self, sequence: Sequence) -> tuple[DocumentsWait | None, list[Sequence]]:
         """What a sequence that may enter has to wait for, if anything, and what of that is new.
 

@@ -80,8 +80,7 @@ class Lifecycle:
         self.waiting.admitted(sequence, now_s)
         if not sequence.was_admitted:
             sequence.kv.count_hit(len(sequence.token_ids))
-            num_missing = sequence.num_to_compute
-            self._policy.charge(sequence, num_missing, 0)
+            self._policy.charge_input(sequence, sequence.num_to_compute)
             if request.params.n > 1:
                 sequence.token_ids = list(sequence.token_ids)  # until now shared by the samples
         sequence.settle()

@@ -18,7 +18,7 @@ from ridgeline.scheduler.sequence import Sequence, SequenceStatus
 from ridgeline.scheduler.speculation import Speculation
 from ridgeline.scheduler.step import SAMPLE, Step
 
-_NOTHING = Outputs()
+_NOTHING, _NO_DRAFT = Outputs(), Draft()
 
 
 class Planner:
@@ -68,8 +68,9 @@ class Planner:
                 decodes.append(sequence)
         if self._config.num_stages > 1:
             decodes = self._share_of_stage(decodes, step.step_id, is_alone=not prompts)
+        budget = step.budget
         for sequence in decodes:
-            if step.budget.tokens and sequence.status is SequenceStatus.RUNNING:
+            if budget.tokens and sequence.slot is not None:  # not preempted for one before it
                 self._plan_segment(sequence, 1, step)
         return prompts
 
@@ -141,7 +142,8 @@ class Planner:
         There may be hundreds in a step: what does not concern a plain decode is not looked at.
         """
         kv, known, first = sequence.kv, sequence.token_ids, sequence.num_planned
-        start, reuses = first, tuple[KVReuse, ...]()
+        start = first
+        reuses: tuple[KVReuse, ...] = ()
         if kv.documents is not None:
             start, reuses = kv.documents.taken(first)
         stop = start + count
@@ -150,20 +152,12 @@ class Planner:
             if stop == first:
                 return
         step.busy.add(sequence)
-        is_plain = sequence.is_plain
-        samples = stop == sequence.num_known and (is_plain or sequence.request.generates)
-        outputs = SAMPLE if samples else _NOTHING
-        drafts: tuple[int, ...] = ()
-        parents: tuple[int, ...] = ()
-        if step.asks_drafter or not is_plain:
-            outputs = self._outputs(sequence, start, stop, outputs)
-            speculates = outputs.masked or step.asks_drafter
-            if samples and speculates and not outputs.prompt_logprobs:
-                draft = self._draft(sequence, step)
-                if draft is None:
-                    return
-                drafts, parents = draft.token_ids, draft.parents
-        token_ids: tuple[int, ...]
+        outputs, draft = SAMPLE if stop == sequence.num_known else _NOTHING, _NO_DRAFT
+        if step.asks_drafter or not sequence.is_plain:
+            wanted = self._wanted(sequence, start, stop, step)
+            if wanted is None:
+                return
+            outputs, draft = wanted
         if count > 1:
             token_ids = tuple(known[start:stop])
         elif start < len(known):
@@ -171,7 +165,7 @@ class Planner:
         else:
             age = step.step_id - sequence.promised_step
             token_ids = (step_in_flight(sequence.promised_output, age),)
-        end = stop
+        drafts, end = draft.token_ids, stop
         if drafts:
             token_ids, end = token_ids + drafts, stop + len(drafts)
         updates: tuple[BlockTableUpdate, ...] = ()
@@ -180,19 +174,32 @@ class Planner:
             updates, copies, saves = kv.prepare_write(first, end, reserve=len(known))
             step.copies += copies
         assert sequence.slot is not None
-        segment = Segment(
-            sequence.slot, start, end, token_ids, len(drafts), parents, updates, outputs, saves,
-            kv.seen,
+        segment = Segment.__new__(  # to call the class takes half as long again
+            Segment, sequence.slot, start, end, token_ids, len(drafts), draft.parents, updates,
+            outputs, saves, kv.seen,
         )  # fmt: skip
         if (selection := kv.selection) is not None:
             chosen = selection if end == selection.stop else None
             segment = segment._replace(window=selection.seen(start), selection=chosen)
         if reuses:
             segment = segment._replace(reuses=reuses)
-        may_continue = (
-            samples and not drafts and not outputs.masked and stop + 1 < sequence.max_length
-        )
-        step.add(sequence, segment, may_continue)
+        may_continue = not drafts and not outputs.masked and stop + 1 < sequence.max_length
+        step.add(sequence, segment, outputs.sample, may_continue)
+
+    def _wanted(
+        self, sequence: Sequence, start: int, stop: int, step: Step
+    ) -> tuple[Outputs, Draft] | None:
+        """What is wanted of positions ``[start, stop)``, and drafts to verify after them.
+
+        ``None`` if the target is to do nothing this time.
+        """
+        samples = stop == sequence.num_known and sequence.request.generates
+        outputs = self._outputs(sequence, start, stop, SAMPLE if samples else _NOTHING)
+        speculates = outputs.masked or step.asks_drafter
+        if not (samples and speculates) or outputs.prompt_logprobs:
+            return outputs, _NO_DRAFT
+        draft = self._draft(sequence, step)
+        return None if draft is None else (outputs, draft)
 
     def _make_room(self, sequence: Sequence, start: int, stop: int, step: Step) -> int:
         """How far up to ``stop`` there are blocks, if need be once others gave up theirs."""

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 from ridgeline.core.parts import load_part
 from ridgeline.core.request import Request
 from ridgeline.scheduler.growing_ranks import GrowingRanks
-from ridgeline.scheduler.sequence import Lane, Sequence
+from ridgeline.scheduler.sequence import Lane, Sequence, SequenceUpdate
 
 Rank = tuple[float, ...]
 
@@ -37,8 +37,11 @@ class QueuePolicy(Protocol):
     def left(self, sequence: Sequence) -> None:
         """The sequence waits no more."""
 
-    def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None:
-        """The sequence was given service for so many tokens."""
+    def charge_input(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many tokens of the sequence's prompt are computed for it."""
+
+    def charge_outputs(self, updates: Iterable[SequenceUpdate]) -> None:
+        """A step gave sequences these tokens."""
 
     def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
         """Whether a waiting sequence may take the place of one that runs."""
@@ -77,7 +80,9 @@ class FirstComeFirstServed:
 
     def left(self, sequence: Sequence) -> None: ...
 
-    def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None: ...
+    def charge_input(self, sequence: Sequence, num_tokens: int) -> None: ...
+
+    def charge_outputs(self, updates: Iterable[SequenceUpdate]) -> None: ...
 
     def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
         return False
@@ -147,15 +152,16 @@ class FairShare(FirstComeFirstServed):
             self._last_left[lane[0]] = lane
             self._prune()
 
-    def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None:
-        lane = sequence.lane
-        cost = INPUT_TOKEN_COST * num_input + OUTPUT_TOKEN_COST * num_output
-        if self._weights:
-            cost /= self._weights.get(lane[1], 1.0)
-        served = self._counters.get(lane)
-        if served is None:  # forgotten since it waited last
-            served = self._floor(lane[0])
-        self._counters[lane] = served + cost
+    def charge_input(self, sequence: Sequence, num_tokens: int) -> None:
+        self._charge(sequence.lane, INPUT_TOKEN_COST * num_tokens)
+
+    def charge_outputs(self, updates: Iterable[SequenceUpdate]) -> None:
+        served: dict[Lane, int] = {}
+        for sequence, _, token_ids, _ in updates:
+            lane = sequence.lane
+            served[lane] = served.get(lane, 0) + len(token_ids)
+        for lane, num_tokens in served.items():
+            self._charge(lane, OUTPUT_TOKEN_COST * num_tokens)
 
     def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
         """The latest of the tenant that has the most samples waiting, as long as that is more.
@@ -179,6 +185,12 @@ class FairShare(FirstComeFirstServed):
             if not of_lane[most]:
                 del of_lane[most]
             yield latest
+
+    def _charge(self, lane: Lane, cost: float) -> None:
+        served = self._counters.get(lane)
+        if served is None:  # forgotten since it waited last
+            served = self._floor(lane[0])
+        self._counters[lane] = served + cost / self._weights.get(lane[1], 1.0)
 
     def _floor(self, priority: int) -> float:
         heap = self._least_served.get(priority)

@@ -228,7 +228,9 @@ class Scheduler:
             applied = self._outcomes.apply(flight.sequences, a_pass, outcomes)
             if not self.config.reuse_kv:
                 self._lifecycle.forget_kv(each.sequence for each in applied if each.new_token_ids)
-            updates += [each for each in applied if not each.sequence.request.is_document]
+            if self._waiting.awaits_documents:
+                applied = [each for each in applied if not each.sequence.request.is_document]
+            updates += applied
         self._had_running = self.num_running > 0
         return updates
 

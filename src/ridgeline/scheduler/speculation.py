@@ -52,7 +52,7 @@ class _State:
     """
 
     slot: int
-    constraint: Constraint | None
+    constraint: Constraint | None = None
     mask_s: float = 0.0
     spent_s: float = 0.0
     from_model: SegmentResult | None = None
@@ -88,6 +88,7 @@ class Speculation:
         self._draft_model = draft_model
         self.constraints = constraints
         self._states: dict[Sequence, _State] = {}
+        self._masked: dict[int, _State] = {}  # of those with a constraint, by slot
         self._held: set[int] = set()  # slots whose masks cost too much for this step
         self._counts = DraftCounts()
         self._rest_steps = 0  # for which the drafter need not be asked
@@ -129,16 +130,13 @@ class Speculation:
         """The sequence has a slot; after a preemption its output is known in part."""
         request, slot = sequence.request, sequence.slot
         assert slot is not None
-        constraint = None
+        state = self._states[sequence] = _State(slot)
         if request.params.structured_outputs is not None:
             assert sequence.grammar is not None, "prepare refuses the request"
-            constraint = sequence.grammar()
-            constraint.advance(sequence.output_token_ids)
-        spent_s = 0.0
-        if constraint is not None:
-            masked = (each.spent_s for each in self._states.values() if each.constraint is not None)
-            spent_s = min(masked, default=0.0)
-        self._states[sequence] = _State(slot, constraint, spent_s=spent_s)
+            state.constraint = sequence.grammar()
+            state.constraint.advance(sequence.output_token_ids)
+            state.spent_s = min((each.spent_s for each in self._masked.values()), default=0.0)
+            self._masked[slot] = state
         if self._draft_model is not None:
             self._draft_model.start(sequence)
         if self.drafter is not None:
@@ -157,6 +155,7 @@ class Speculation:
     def finish(self, sequence: Sequence) -> None:
         """The sequence loses its slot."""
         state = self._states.pop(sequence)
+        self._masked.pop(state.slot, None)
         if self.drafter is not None:
             self.drafter.finish(state.slot)
         if self._draft_model is not None:
@@ -181,7 +180,7 @@ class Speculation:
 
     def _hold_costly_masks(self) -> None:
         self._held.clear()
-        costly = [each for each in self._states.values() if each.mask_s > CHEAP_MASK_S]
+        costly = [each for each in self._masked.values() if each.mask_s > CHEAP_MASK_S]
         if len(costly) < 2:
             return
         costly.sort(key=lambda state: state.spent_s)
@@ -250,11 +249,10 @@ class Speculation:
 
     def masks(self, plan: StepPlan) -> dict[tuple[int, int], npt.NDArray[np.uint32]]:
         """What `StepHandle.set_masks` takes; computed while the step runs."""
-        states = {state.slot: state for state in self._states.values()}
         masks = {}
-        for p, a_pass in enumerate(plan.passes):
+        for p, a_pass in enumerate(plan.passes if self._masked else ()):
             for s, segment in enumerate(a_pass.segments):
-                state = states.get(segment.slot) if segment.outputs.masked else None
+                state = self._masked.get(segment.slot) if segment.outputs.masked else None
                 if state is not None and state.constraint is not None:
                     drafts = segment.token_ids[segment.num_tokens - segment.num_drafts :]
                     began_s = thread_time()

@@ -1,6 +1,7 @@
 """A step while it is being planned, and once it is in flight."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ridgeline.core.plan import Admission, BlockCopy, Outputs, Segment, StepPlan
 from ridgeline.kvcache import KVCacheManager
@@ -24,8 +25,8 @@ class Step:
     busy: set[Sequence] = field(default_factory=set)
     num_outputs: int = 0
 
-    def add(self, sequence: Sequence, segment: Segment, may_continue: bool) -> None:
-        """Take a segment. ``may_continue``: the next step may be planned on the token sampled."""
+    def add(self, sequence: Sequence, segment: Segment, samples: bool, may_continue: bool) -> None:
+        """Take a segment. ``may_continue``: the next step may be planned on what it ``samples``."""
         self.segments.append(segment)
         self.sequences.append(sequence)
         start, stop = segment.start, segment.stop
@@ -35,11 +36,11 @@ class Step:
             budget.spend_seconds(stop - start, start)
         sequence.num_planned = stop
         sequence.num_in_flight += 1
-        if may_continue:
-            sequence.num_known = stop + 1
-            sequence.promised_step = self.step_id
-            sequence.promised_output = self.num_outputs
-        if segment.outputs.sample:
+        if samples:
+            if may_continue:
+                sequence.num_known = stop + 1
+                sequence.promised_step = self.step_id
+                sequence.promised_output = self.num_outputs
             self.num_outputs += 1 + segment.num_drafts
 
     def repeat(self, num_steps: int, kv: KVCacheManager) -> int:
@@ -76,8 +77,7 @@ class Step:
         return num_steps
 
 
-@dataclass(frozen=True, slots=True)
-class PlanInFlight:
+class PlanInFlight(NamedTuple):
     """A plan that was given out; ``sequences`` are those of the target's segments."""
 
     plan: StepPlan

@@ -83,6 +83,11 @@ class Waiting:
         """Whether samples are held back."""
         return bool(self._forks)
 
+    @property
+    def awaits_documents(self) -> bool:
+        """Whether documents are computed: each has somebody who waits for it."""
+        return bool(self._documents)
+
     def forks_of(self, request: Request) -> Seq[Sequence]:
         """The samples of a request that are held back."""
         return self._forks.get(request.request_id, ())
@@ -149,8 +154,9 @@ class Waiting:
 
     def open_batch(self, num_running: int, now_s: float) -> float:
         """Seconds until a batch may start; 0 if sequences may be admitted, or somebody runs."""
-        return self._batching.begin_step(
-            num_running=num_running,
+        if num_running or not len(self):
+            return 0.0
+        return self._batching.open_batch(
             num_waiting=len(self),
             arrivals_s=(each.request.arrival_s for each in self),
             now_s=now_s,
