@@ -330,6 +330,50 @@ def test_experts_get_each_token_as_often_as_it_goes_to_one():
     assert fills[1] - fills[0] == pytest.approx(added)
 
 
+def test_what_a_network_makes_inside_is_rearranged_whatever_its_width():
+    """Also where it is as wide as what goes in."""
+
+    def fill_s(inner):
+        spec = describe(dict(PRESETS["mixtral-8x7b"]) | {"intermediate_size": inner}).spec
+        model = PricedModel(spec=spec, ops=lower(spec), activations=FLOAT32)
+        return pass_terms(model, prefill_batch(64), CEILINGS).alone["fill/float"]
+
+    hidden = dict(PRESETS["mixtral-8x7b"])["hidden_size"]
+    one_more = fill_s(hidden + 1) - fill_s(hidden)
+    assert one_more == pytest.approx(fill_s(hidden + 2) - fill_s(hidden + 1), rel=1e-3)
+
+
+def test_each_expert_that_is_met_runs_ops_of_its_own():
+    """The cpu executor takes one expert after another, a tuned engine all of them at once."""
+    (grouped, short), (native, long) = (
+        [
+            pass_terms(priced("mixtral-8x7b", kernels=kernels), prefill_batch(n), CEILINGS).alone
+            for n in (1, 512)
+        ]
+        for kernels in (PlainKernels(), KERNELS)
+    )
+    layers = len([op for op in priced("mixtral-8x7b").ops if isinstance(op, MoE)])
+    assert grouped["op"] == short["op"]
+    assert long["op"] - native["op"] == pytest.approx(layers * KERNELS.expert_ops * (8 - 2))
+
+
+def test_experts_that_no_token_goes_to_have_their_share_of_the_caches():
+    """A token's two experts of eight would fit; the next token's are others."""
+    config = dict(PRESETS["mixtral-8x7b"]) | {
+        "num_hidden_layers": 1,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "vocab_size": 64,
+    }
+    reads = []
+    for num_experts in (2, 8):
+        spec = describe(config | {"num_local_experts": num_experts}).spec
+        model = PricedModel(spec=spec, ops=lower(spec), activations=FLOAT32)
+        overlaps = pass_terms(model, decode_batch(1, 8), CEILINGS).overlaps
+        reads.append({name.split("/")[0] for each in overlaps for name in each.memory})
+    assert reads == [{"near", "attention"}, {"stream", "attention"}]
+
+
 def op_of(model, kind):
     return next(op for op in model.ops if isinstance(op, kind))
 

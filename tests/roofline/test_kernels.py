@@ -1,6 +1,7 @@
 """The counts of instructions that stand for the cpu executor's kernels, with AMX and without."""
 
 from dataclasses import replace
+from math import ceil, comb
 
 import pytest
 
@@ -61,3 +62,16 @@ def test_factors_are_counted_where_there_are_some():
         assert kernels.of(long_scales, tokens=tokens) == kernels.of(plain, tokens=tokens)
         factored = kernels.of(FACTORED, tokens=tokens)
         assert work(factored, tokens) > work(kernels.of(plain, tokens=tokens), tokens)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 24, 96, 500])
+def test_panels_of_an_expert_are_those_of_the_tokens_that_it_may_get(num_tokens):
+    """24 tokens of which each goes to one in four are 6 in the mean, which is one panel of 8; but
+    often they are more."""
+    kernel = ProductKernel(family="float", panel_tokens=8)
+    chances = [
+        comb(num_tokens, n) * 0.25**n * 0.75 ** (num_tokens - n) for n in range(num_tokens + 1)
+    ]
+    wanted = sum(ceil(n / 8) * chance for n, chance in enumerate(chances)) / (1 - chances[0])
+    assert kernel.expert_panels(num_tokens, 0.25) == pytest.approx(wanted)
+    assert kernel.expert_panels(num_tokens, 1.0) == ceil(num_tokens / 8)

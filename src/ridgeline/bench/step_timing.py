@@ -104,11 +104,13 @@ class StepTimer:
         states = () if layout.states is None else (len(rooms),)
         executor.allocate_kv([*[self._num_blocks] * self._num_groups, *states])
         self._plans = PlanMaker(self._num_groups, has_states=layout.states is not None)
+        self._num_plans = 0
         self._admit(rooms, columns)
         self._fill()
 
     def plan(self, shape: StepShape) -> StepPlan:
-        """The plan whose seconds `measure` gives."""
+        """A plan of this shape, with other tokens than the last: they go to other experts."""
+        self._num_plans += 1
         return self._plans.plan(
             [
                 self._plans.segment(
@@ -158,7 +160,8 @@ class StepTimer:
 
     def _tokens(self, slot: int, start: int, stop: int) -> tuple[int, ...]:
         """Different ones, since equal tokens go to the same experts."""
-        return tuple((31 * slot + 7 * at) % self._vocab_size for at in range(start, stop))
+        first = 31 * slot + 101 * self._num_plans
+        return tuple((first + 7 * at) % self._vocab_size for at in range(start, stop))
 
     def _fill(self) -> None:
         """Compute the first block of the first sequence and copy it over all others.

@@ -10,13 +10,13 @@ roof allows.
 from dataclasses import dataclass
 
 from ridgeline.core.formats import NumberFormat
-from ridgeline.core.op_facts import OpKind, Rows
+from ridgeline.core.op_facts import OpKind, Rows, Split
 from ridgeline.core.ops import AttentionOp, Op, Weight
 from ridgeline.core.weight_uses import experts_of, weight_uses
 from ridgeline.roofline.batch import BatchShape
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
-from ridgeline.roofline.op_cost import adapter_work, experts_touched, op_work
+from ridgeline.roofline.op_cost import adapter_work, expert_bytes, experts_touched, op_work
 from ridgeline.roofline.price import op_costs, pass_work, remember, reuse_work
 from ridgeline.roofline.work import Work
 
@@ -51,7 +51,8 @@ def pass_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> Ter
     """The terms of one forward pass and the sampling after it."""
     rate = memory = ceilings.memory.bytes_per_s
     if len(ceilings.levels) > 1:
-        rate = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
+        working_set = pass_work(model, batch).num_bytes + _other_experts(model, batch)
+        rate = ceilings.bytes_per_s(working_set)
     reading = NEAR if rate > _IN_CACHE * memory else STREAM
     terms = product_terms(model, batch, ceilings, rate, reading)
     alone, overlaps = terms.alone, [*terms.overlaps]
@@ -127,11 +128,12 @@ def _compute_token_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilin
         lanes: NumberFormat,
         inputs: float = 0.0,
         count: int = 1,
-        of_experts: bool = False,
+        experts: tuple[int, int] | None = None,
     ) -> None:
         """``count`` products of ``tokens`` rows of a matrix; ``inputs`` elements are rearranged for
-        them."""
-        kernel = model.kernels.of(form, tokens=tokens, of_experts=of_experts)
+        them. Of a mixture's ``experts`` (how many, and how many a token meets) ``tokens`` are the
+        mean."""
+        kernel = model.kernels.of(form, tokens=tokens, of_experts=experts is not None)
         name = f"{kernel.family}/{form.name}"
         num_bytes, first = products.setdefault((name, tokens), (0.0, {}))
         products[name, tokens] = (num_bytes + work.weight_bytes * count, first)
@@ -140,6 +142,8 @@ def _compute_token_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilin
         lane_s = work.flops / tokens / peak * count
         _add(alone, f"{FILL}/{kernel.family}", inputs * count / (peak / 2))
         panels, computed = kernel.panels(tokens), kernel.computed(tokens)
+        if experts is not None:
+            panels = kernel.expert_panels(batch.num_tokens, experts[1] / experts[0])
         at_first = computed / panels
         _add(first, f"{UNPACK}/{name}", lane_s * kernel.unpack)
         _add(first, f"{PRODUCT}/{name}", lane_s * kernel.product * at_first)
@@ -160,8 +164,11 @@ def _compute_token_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilin
         weight = main_weight(op)
         assert weight is not None
         form, lanes = model.format_of(weight), model.product_format(weight)
-        inputs, of_experts = _inputs(op, batch), op.facts.kind is OpKind.EXPERTS
-        add_product(work, _tokens(op, batch), form, lanes, inputs, count, of_experts)
+        experts = experts_of(op) if op.facts.kind is OpKind.EXPERTS else None
+        if experts is not None:
+            met = experts_touched(*experts, batch.num_tokens)
+            alone[OP] += model.kernels.expert_ops * met * count
+        add_product(work, _tokens(op, batch), form, lanes, _inputs(op, batch), count, experts)
     plain = model.activations
     for adapter, tokens in batch.adapters:
         add_product(adapter_work(adapter, tokens, model), tokens, plain, plain)
@@ -171,9 +178,26 @@ def _compute_token_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilin
 
 def _inputs(op: Op, batch: BatchShape) -> float:
     """Activations that an op's products read: they are rearranged, and perhaps quantized, for the
-    kernel. Of a mixture of experts, once for each expert that a token goes to."""
-    widths = sum({use.weight.shape[-1] for use in weight_uses(op) if use.role.is_matrix})
-    return widths * _rows(op, batch) * experts_of(op)[1]
+    kernel. Matrices by columns read what others of the op made. Of a mixture of experts, once for
+    each expert that a token goes to."""
+    read = {
+        (use.weight.shape[-1], use.split in (Split.COLUMNS, Split.EXPERT_COLUMNS))
+        for use in weight_uses(op)
+        if use.role.is_matrix
+    }
+    return sum(width for width, _ in read) * _rows(op, batch) * experts_of(op)[1]
+
+
+def _other_experts(model: PricedModel, batch: BatchShape) -> float:
+    """Bytes of experts that no token is expected to go to: the next pass may need them, so caches
+    share their room among all."""
+    found = 0.0
+    for op, count in model.token_ops:
+        if op.facts.kind is OpKind.EXPERTS:
+            num_experts, top_k = experts_of(op)
+            met = experts_touched(num_experts, top_k, batch.num_tokens)
+            found += (num_experts - met) * expert_bytes(op, model) * count
+    return found
 
 
 def _tokens(op: Op, batch: BatchShape) -> float:

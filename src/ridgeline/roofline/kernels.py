@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
+import numpy as np
+
 from ridgeline.core.formats import FLOAT32, NumberFormat
 
 
@@ -37,10 +39,23 @@ class ProductKernel:
         return max(float(self.tile_tokens), tokens + (self.tile_tokens - 1) / 2)
 
     def panels(self, tokens: float) -> float:
-        """Panels that ``tokens`` (a mean where it is not whole) are cut into."""
+        """Panels that ``tokens`` are cut into."""
         if self.panel_tokens is None or tokens <= self.panel_tokens:
             return 1.0
         return float(ceil(tokens / self.panel_tokens))
+
+    def expert_panels(self, num_tokens: int, share: float) -> float:
+        """Mean panels of an expert that is met at all, if each of ``num_tokens`` tokens goes to it
+        with a probability of ``share``: more than those of the mean of its tokens."""
+        if self.panel_tokens is None or share >= 1.0:
+            return self.panels(num_tokens)
+        counts = np.arange(1, num_tokens + 1)
+        # Binomial: P(n) / P(n - 1) is (T - n + 1) / n · share / (1 - share).
+        ratios = (num_tokens + 1 - counts) / counts * share / (1 - share)
+        logs = np.cumsum(np.log(ratios))
+        weights = np.exp(logs - logs.max())
+        panels = np.ceil(counts / self.panel_tokens)
+        return float(panels @ weights / weights.sum())
 
 
 class KernelModel(Protocol):
@@ -53,6 +68,10 @@ class KernelModel(Protocol):
     @property
     def lanes(self) -> NumberFormat | None:
         """The format whose peak counts instructions; ``None``: that of each product."""
+
+    @property
+    def expert_ops(self) -> int:
+        """Ops that run for each expert that is met; 0 where all experts are one."""
 
     def of(self, form: NumberFormat, *, tokens: float, of_experts: bool = False) -> ProductKernel:
         """The kernel for weights of a format and so many tokens (a mean where they are not whole).
@@ -88,6 +107,11 @@ class NativeKernels:
     @property
     def lanes(self) -> NumberFormat:
         return FLOAT32
+
+    @property
+    def expert_ops(self) -> int:
+        """Its rows are gathered, go through its network, and are added."""
+        return 3
 
     def of(self, form: NumberFormat, *, tokens: float, of_experts: bool = False) -> ProductKernel:
         """The kernel of a format of weights; experts have the same."""
@@ -166,6 +190,7 @@ class PlainKernels:
 
     attention_rows: int = 0
     lanes: NumberFormat | None = None
+    expert_ops: int = 0
     expert_tile: int = 1
 
     def of(self, form: NumberFormat, *, tokens: float, of_experts: bool = False) -> ProductKernel:
