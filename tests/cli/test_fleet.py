@@ -158,6 +158,18 @@ def test_a_file_says_what_the_command_lines_do(tmp_path):
     assert (routed_to.engine, routed_to.max_replicas, routed_to.slo_share) == (urls, 4, 0.9)
 
 
+def test_an_engine_that_joins_is_of_the_file_and_has_a_key(tmp_path):
+    router = {"host": "0.0.0.0", "port": 80, "policy": "prefix", "api_key_file": "keys"}
+    settings = {"model": "a/b", "engine": {"max_num_seqs": 4}, "budget": {"min_replicas": 3}}
+    with pytest.raises(SettingsError, match="router_key_file"):
+        read_fleet(file_of(tmp_path, settings | {"router": router})).joined("", "http://r:80")
+    router["router_key_file"] = "key"
+    found = read_fleet(file_of(tmp_path, settings | {"router": router})).joined("", "http://r:80")
+    assert (found.model, found.max_num_seqs, found.replicas) == ("a/b", 4, 1)
+    assert (found.host, found.port, found.join) == ("0.0.0.0", 0, ["http://r:80"])
+    assert (found.api_key_file, found.router_key_file) == ("keys", "key")
+
+
 def test_a_plan_takes_the_fewest_replicas_that_keep_the_limits_and_the_budget(tmp_path):
     found = plan(read_fleet(file_of(tmp_path, PLANNED)), num_requests=80)
     assert "too short to see a queue that grows" in found["notes"][-1]

@@ -38,6 +38,8 @@ def add_options(parser: Parser) -> None:
     up.add_argument(
         "--manifests", type=Path, metavar="DIR", help="write manifests for Kubernetes instead"
     )
+    join = add("join", _join, "start one more engine here, for a router anywhere")
+    join.add_argument("router", metavar="URL", help="of the router, http://host:port")
     plan = add("plan", _plan, "how many replicas keep the limits, what they cost, simulated")
     plan.add_argument("--requests", type=int, default=400, metavar="N", help="that are simulated")
     commands_of_router = [
@@ -88,6 +90,13 @@ def _up(arguments: argparse.Namespace) -> int:
         print(write_manifests(file, arguments.manifests))
         return 0
     found = file.command_line(where)
+    code: int = found.run(found)
+    return code
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    file, where = _file(arguments), str(arguments.file)
+    found = file.joined(where, arguments.router)
     code: int = found.run(found)
     return code
 

@@ -29,6 +29,10 @@ _PLACED = {
 }  # fmt: skip
 
 
+# Settings of a server that are those of the router where it is there, too.
+_OF_THE_ROUTER = {"host", "port", "data_dir"}
+
+
 class _Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A part of the file, all of whose keys are known."""
 
@@ -213,6 +217,21 @@ class FleetFile(_Part, frozen=True):
             found.slo, found.router_settings["slo_share"] = scaling["slo"], scaling["slo_share"]
             found.replicas = 1
             found.min_replicas, found.max_replicas = scaling["min_replicas"], self.most
+        return found
+
+    def joined(self, where: str, router: str) -> argparse.Namespace:
+        """The command line of `serve` whose engine joins a router, from anywhere.
+
+        Raises:
+            SettingsError: a setting is none, or has an impossible value, or there is no key.
+        """
+        shared = {field.name for field in dataclasses.fields(ServerConfig)} - _OF_THE_ROUTER
+        own = {name: value for name, value in self.router_settings.items() if name in shared}
+        if "router_key_file" not in own:
+            raise SettingsError(f"{where}: who joins a fleet shows router.router_key_file.")
+        here = {"host": "0.0.0.0", "port": 0, "join": [router]}
+        found = _parsed(serve.add_options, here | self.engine_settings | own, where)
+        found.model = self.model
         return found
 
     def routed(self, where: str) -> argparse.Namespace:

@@ -212,7 +212,8 @@ class RouterApp:
         now_s = asyncio.get_running_loop().time()
         try:
             if request.method == "GET" and not name:
-                return {"engines": [_told(each, now_s) for each in self._router.engines]}
+                engines = [_told(each, now_s) for each in self._router.engines]
+                return {"epoch": self._router.epoch, "engines": engines}
             if request.method == "POST" and not name:
                 wanted = msgspec.json.decode(request.body or b"{}", type=_NewEngine)
                 return _told(await control.add(wanted.url), now_s)

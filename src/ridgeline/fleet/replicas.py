@@ -65,6 +65,8 @@ def serve_replicas(
             "disaggregate is of engines that read KV of each other (--kv-peers), and of the router "
             "before them; replicas of one machine do not."
         )
+    if config.join:
+        raise SettingsError("join is of one engine: each machine's replicas have their own router.")
     if engine_config.launcher == "ray":
         check_reachable(config)
         check_ray()
@@ -77,8 +79,10 @@ def serve_replicas(
         key_file = Path(folder) / "router-key"
         key_file.touch(mode=0o600)
         key_file.write_bytes(secrets.token_bytes(32))
-        config = replace(config, router_key_file=str(key_file))
-        settings = replace(settings, router_key_file=str(key_file))
+        # With a key of the user's, engines of other machines may join.
+        chosen = config.router_key_file or str(key_file)
+        config = replace(config, router_key_file=chosen)
+        settings = replace(settings, router_key_file=chosen)
         uvloop.run(
             _serve(engine_config, config, count, max_count, settings, announce, on_listening)
         )

@@ -21,6 +21,7 @@ from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.upstream import UpstreamPool
 from ridgeline.server.config import is_loopback
 from ridgeline.server.continuation import router_token
+from ridgeline.server.ids import new_id
 
 _POLL_S = 0.05
 _MOST_BODIES = 32  # of the largest, at once
@@ -38,6 +39,7 @@ class Router(Collector):
         self.config = config
         key = None if config.router_key_file is None else read_key(Path(config.router_key_file))
         self.token = None if key is None else router_token(key)
+        self.epoch = new_id("")  # of this process
         self._num_named = 0
         self.engines: list[RoutedEngine] = []  # another list when one comes or goes
         for url in config.engine:

@@ -80,6 +80,9 @@ class ServerConfig:
             with which files, batches and the KV tier on disk are encrypted.
         router_key_file: file of a key, as that of encryption, that the routers in front of this
             server have too (ridgeline route): their streams go on elsewhere when it is lost.
+        join: URL of a router, http://host:port, whose engine this server becomes by itself, and
+            again whenever that starts anew, until this server ends; given once for each.
+        join_as: URL under which they find it; by default the address that reaches the router.
         keep_responses_s: seconds for which responses are kept, so that previous_response_id finds
             them; without it none is.
         file_storage_mib: files of a key's tenant in all, in MiB, beyond which it uploads no more.
@@ -139,6 +142,11 @@ class ServerConfig:
     data_dir: str | None = None
     encryption_key_file: str | None = None
     router_key_file: str | None = None
+    join: Annotated[
+        tuple[str, ...],
+        Needs("router_key_file", lambda config: config.router_key_file is not None),
+    ] = ()
+    join_as: Annotated[str | None, Needs("join", lambda config: bool(config.join))] = None
     keep_responses_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     file_storage_mib: Annotated[int, Meta(ge=1, le=1 << 30)] = 10_240
     batch_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 8

@@ -27,6 +27,7 @@ from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
+from ridgeline.server.continuation import router_token
 from ridgeline.server.first_request import run_first_request
 from ridgeline.server.http import http_protocol
 from ridgeline.server.jobs.folder import open_data_folder
@@ -35,6 +36,7 @@ from ridgeline.server.jobs.upload import MAX_UPLOAD_BYTES
 from ridgeline.server.jobs.worker import BatchWorker
 from ridgeline.server.keys import KeyRing
 from ridgeline.server.logs import log_request, setup_request_log
+from ridgeline.server.membership import Memberships
 from ridgeline.server.pool.pool import ModelPool, PoolPlan
 
 _log = logging.getLogger(__name__)
@@ -155,14 +157,18 @@ async def run(
     working = asyncio.create_task(BatchWorker(server).run())
     purging = asyncio.create_task(server.jobs.responses.keep_purging())
     warming = asyncio.create_task(_become_ready(server, announce))
+    token = None if server.router_key is None else router_token(server.router_key)
+    members = Memberships(server.config, listener.getsockname()[1], token, announce)
     stopped = asyncio.create_task(stopping.wait())
     lost = asyncio.create_task(_lost(server))
     await asyncio.wait((serving, stopped, lost), return_when=asyncio.FIRST_COMPLETED)
     warming.cancel()
     working.cancel()
     purging.cancel()
+    members.leave()
     await _drain(server, announce, stopping)
     server.end_requests()
+    await members.left()
     http.should_exit = True
     await serving
     await asyncio.gather(working, purging, return_exceptions=True)

@@ -123,7 +123,11 @@ class HttpTarget:
 
     async def ask(self, path: str, body: Mapping[str, object]) -> bytes:
         """The whole answer to a request of this model."""
-        return await self._whole("POST", path, msgspec.json.encode({"model": self._model, **body}))
+        return await self.post(path, {"model": self._model, **body})
+
+    async def post(self, path: str, body: Mapping[str, object]) -> bytes:
+        """The whole answer to a POST."""
+        return await self._whole("POST", path, msgspec.json.encode(body))
 
     def with_model(self, model: str) -> "HttpTarget":
         """The same server, for another model."""
