@@ -84,7 +84,6 @@ def test_tokens_with_pieces_and_back(http):
             ASK | {"typical_p": 0.5},
             "typical_p: this is not done here, and may only be off, which is 1.",
         ),
-        ("/completion", ASK | {"n_predict": 0}, "n_predict"),
         ("/completion", ASK | {"prompt": ["a", "b"]}, "one text"),
         ("/completion", ASK | {"grammar": "x", "json_schema": {}}, "exclude each other"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "cannot fill in the middle"),
@@ -96,6 +95,101 @@ def test_what_is_not_done_is_a_sentence(http, path, body, words):
     answer = http.post(path, json=body)
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
+
+
+VIM = {  # what llama.vim sends, after the texts; its bookkeeping of chunks goes along
+    "input_extra": [{"text": "import os\n", "time": [3, 14], "filename": "a.py"}],
+    "prompt": "", "n_predict": 5, "stop": [], "n_indent": 0, "top_k": 40, "top_p": 0.9,
+    "samplers": ["top_k", "top_p", "infill"], "stream": False, "cache_prompt": True, "id_slot": 0,
+    "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+    "response_fields": ["content", "timings/prompt_n", "timings/predicted_ms", "truncated", ""],
+}  # fmt: skip
+
+
+@pytest.fixture
+def fills_gaps(monkeypatch):
+    """Gives the tiny model a prompt for gaps: the two texts."""
+
+    async def prompt(server, prefix, suffix):
+        return server.tokenizer.encode(f"{prefix}{suffix}", False)
+
+    monkeypatch.setattr("ridgeline.server.routes.llamacpp.fim_prompt", prompt)
+
+
+def test_the_requests_of_llama_vim_are_understood(http, fills_gaps):
+    texts = {"input_prefix": "def add(", "input_suffix": "return a"}
+    answer = http.post("/infill", json=VIM | texts)
+    assert set(answer.json()) == set(VIM["response_fields"]) - {""}
+    warming = {"n_predict": 0, "temperature": 0.0, "samplers": [], "response_fields": [""]}
+    answer = http.post("/infill", json=VIM | texts | warming)
+    assert (answer.status_code, answer.json()) == (200, {})
+
+
+def test_without_tokens_to_predict_a_prompt_is_only_cached(http, events):
+    prompt = {"prompt": "the cat sat on the mat and looked", "n_predict": 0}
+    whole = http.post("/completion", json=prompt).json()
+    assert (whole["content"], whole["tokens_predicted"]) == ("", 0)
+    assert http.post("/completion", json=prompt).json()["tokens_cached"] > 0
+    (last,) = events("/completion", prompt)
+    assert (last["content"], last["stop"]) == ("", True)
+
+
+def test_a_line_that_is_indented_too_little_is_not_written(http, events, says):
+    read = says("a\n", "    b\n", "  c", "d", "e")
+    whole = http.post("/completion", json=ASK | {"n_indent": 4}).json()
+    assert (whole["content"], whole["stop_type"]) == ("a\n    b\n  ", "limit")
+    assert whole["truncated"] is False
+    assert whole["timings"]["predicted_n"] == 3
+    assert "e" not in read
+    *pieces, _ = events("/completion", ASK | {"n_indent": 4})
+    assert "".join(piece["content"] for piece in pieces) == whole["content"]
+
+
+def test_an_output_ends_with_its_line_when_its_time_is_over(http, says):
+    says("a", "b\n", "c")
+    late = http.post("/completion", json=ASK | {"t_max_predict_ms": 1e-6}).json()
+    assert (late["content"], late["stop_type"]) == ("ab\n", "limit")
+    early = http.post("/completion", json=ASK | {"t_max_predict_ms": 60_000}).json()
+    assert (early["content"], early["stop_type"]) == ("ab\nc", "eos")
+
+
+def test_biases_are_pairs_of_tokens_or_texts(http):
+    plain = http.post("/completion", json=ASK | {"return_tokens": True}).json()
+    first = plain["tokens"][0]
+    text = http.post("/detokenize", json={"tokens": [first]}).json()["content"]
+    for biases in ([[first, False]], [[text, -100]], {str(first): -100}):
+        other = http.post(
+            "/completion", json=ASK | {"return_tokens": True, "logit_bias": biases}
+        ).json()
+        assert other["tokens"][0] != first
+
+
+def test_what_its_front_ends_send_to_chats_is_understood(http, says):
+    says("yes")
+    body = {  # llama.vscode's edit of a selection
+        "messages": [{"role": "user", "content": "the cat"}], "stream": False, "temperature": 0.8,
+        "samplers": "edkypmxt", "dynatemp_range": 0, "dynatemp_exponent": 1, "typical_p": 1,
+        "xtc_probability": 0, "xtc_threshold": 0.1, "repeat_last_n": 64, "dry_multiplier": 0,
+        "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "max_tokens": -1,
+    }  # fmt: skip
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    on = http.post("/v1/chat/completions", json=body | {"dry_multiplier": 0.8})
+    assert on.json()["error"]["param"] == "dry_multiplier"
+
+
+def test_minus_one_is_an_output_to_the_end_of_the_context(http, served, says, monkeypatch):
+    says("yes")
+    engine, limits = served.server.engine, []
+    generate = engine.generate
+
+    def noted(request):
+        limits.append(request.params.max_tokens)
+        return generate(request)
+
+    monkeypatch.setattr(engine, "generate", noted)
+    for given in ({"max_tokens": -1}, {"n_predict": -1}, {}):
+        assert http.post("/v1/completions", json={"prompt": "the cat", **given}).is_success
+    assert limits == [2048, 2048, 16]
 
 
 class Marked:

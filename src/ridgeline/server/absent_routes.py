@@ -26,6 +26,7 @@ _INSTEAD = {
     "/lora-adapters": _ADAPTERS,
     "/pooling": _POOLING,
     "/classify": _POOLING,
+    "/slots/": "no slot owns a cache: requests find the prefixes of all, and /v1/caches names some",
     "/sleep": "a server of several models lets one go with POST /admin/models/unload",
 }
 

@@ -17,6 +17,7 @@ _COPIED = (
     "include_stop_str_in_output", "skip_special_tokens", "segments", "segment_reuse",
 )  # fmt: skip
 RANDOM_SEED = -1  # as without one
+UNLIMITED_TOKENS = -1  # as without a limit
 
 
 def sampling_params(
@@ -58,9 +59,11 @@ def sampling_params(
 def max_tokens_of(fields: OpenAIGeneration) -> int | None:
     """The output limit by any of its names; ApiError if they differ."""
     names = ("max_tokens", "max_completion_tokens", "n_predict")
-    given = {name: value for name in names if (value := getattr(fields, name)) is not None}
-    if given.get("n_predict") == -1:  # without a limit
-        del given["n_predict"]
+    given = {
+        name: value
+        for name in names
+        if (value := getattr(fields, name)) not in (None, UNLIMITED_TOKENS)
+    }
     if len(set(given.values())) > 1:
         raise bad_request(f"{' and '.join(given)} differ.", next(iter(given)))
     return next(iter(given.values()), None)

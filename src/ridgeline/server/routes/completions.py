@@ -34,6 +34,7 @@ from ridgeline.server.prompts import (
 )
 from ridgeline.server.replies import DONE, EventStream, Reply, event
 from ridgeline.server.sampling import (
+    UNLIMITED_TOKENS,
     check_stream_options,
     deadline_s,
     limit_name,
@@ -79,7 +80,10 @@ async def prepare_completion(
         raise bad_request("best_of must be at least n.", "best_of")
     if drawn > count and request.stream:
         raise bad_request("best_of above n cannot be streamed.", "best_of")
+    context = server.engine.config.max_model_len
     max_tokens = max_tokens_of(request)
+    if max_tokens is None and UNLIMITED_TOKENS in (request.max_tokens, request.n_predict):
+        max_tokens, fits_context = context, True
     if max_tokens == 0 and not request.echo:
         raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
     output_tokens = _DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1)
@@ -96,7 +100,6 @@ async def prepare_completion(
             raise bad_request("suffix needs a prompt that is one text.", "suffix")
         prompt = await fim_prompt(server, prompt, request.suffix)
     adds_special = request.add_special_tokens is not False
-    context = server.engine.config.max_model_len
     limit = request.truncate_prompt_tokens
     prompts = [
         truncate(ids, limit, context, output_tokens)

@@ -1,10 +1,16 @@
 """llama.cpp's own routes, as its editor plugins and front ends call them."""
 
+import contextlib
+import re
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
+
 import ridgeline
 from ridgeline.core.request import CompletionChunk, FinishReason, RequestTimings
+from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import ChatInput
@@ -28,6 +34,8 @@ _COPIED = (
     "model", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty",
     "presence_penalty", "frequency_penalty", "ignore_eos",
 )  # fmt: skip
+_LEAST_BIAS = -100.0
+_LINE_START = re.compile(r"\n([ \t]*)(?=[^ \t])")
 
 
 async def completion(call: Call, request: LlamaCppRequest) -> Reply | EventStream:
@@ -40,10 +48,7 @@ async def completion(call: Call, request: LlamaCppRequest) -> Reply | EventStrea
 
 async def infill(call: Call, request: InfillRequest) -> Reply | EventStream:
     """Write what stands between two texts."""
-    extra = "".join(
-        f"{each.get('filename', '')}\n{each.get('text', '')}\n\n"
-        for each in request.input_extra or ()
-    )
+    extra = "".join(f"{each.filename}\n{each.text}\n\n" for each in request.input_extra or ())
     prefix = extra + request.input_prefix + request.prompt
     ids = await fim_prompt(call.server, prefix, request.input_suffix)
     return await _answer(call, request, ids)
@@ -59,7 +64,7 @@ async def props(call: Call) -> Reply:
         body={
             "default_generation_settings": {
                 "n_ctx": context,
-                "params": dict(engine.sampling_defaults),
+                "params": _settings(SamplingParams(**engine.sampling_defaults)),
             },
             "total_slots": engine.config.max_num_seqs,
             "model_alias": call.server.model_name,
@@ -97,14 +102,14 @@ async def _answer(
     call: Call, request: LlamaCppRequest | InfillRequest, prompt: str | list[int]
 ) -> Reply | EventStream:
     context = call.server.engine.config.max_model_len
-    if request.n_predict == 0:
-        raise bad_request("n_predict must not be 0.", "n_predict")
+    max_tokens = context if request.n_predict < 0 else max(request.n_predict, 1)
     model, job = await prepare_completion(
         call,
         CompletionRequest(
             prompt=prompt,
-            max_tokens=context if request.n_predict < 0 else request.n_predict,
+            max_tokens=max_tokens,
             logprobs=request.n_probs or None,
+            logit_bias=_biases(call, request),
             structured_outputs=_format(request),
             **{name: getattr(request, name) for name in _COPIED},
         ),
@@ -118,6 +123,18 @@ async def _answer(
     return Reply(body=run.whole())
 
 
+def _biases(call: Call, request: LlamaCppOptions) -> dict[str, float] | None:
+    """By token id; of a text each token has its bias."""
+    given, tokenizer = request.logit_bias, call.server.tokenizer
+    if not isinstance(given, list):
+        return given
+    return {
+        str(token): _LEAST_BIAS if bias is False else bias
+        for meant, bias in given
+        for token in ([meant] if isinstance(meant, int) else tokenizer.encode(meant, False))
+    }
+
+
 def _format(request: LlamaCppOptions) -> StructuredOutputsBody | None:
     if request.grammar and request.json_schema is not None:
         raise bad_request("grammar and json_schema exclude each other.", "grammar")
@@ -126,65 +143,118 @@ def _format(request: LlamaCppOptions) -> StructuredOutputsBody | None:
     return StructuredOutputsBody(grammar=request.grammar) if request.grammar else None
 
 
+def _settings(params: SamplingParams) -> dict[str, Any]:
+    """How tokens are chosen, by llama.cpp's names."""
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "stop": list(params.stop),
+        "seed": params.seed,
+    }
+
+
+def _at(answer: dict[str, Any], path: str) -> list[Any]:
+    """What stands at a path such as ``timings/prompt_n``; nothing if there is no such."""
+    found: Any = answer
+    for name in path.split("/"):
+        if not isinstance(found, dict) or name not in found:
+            return []
+        found = found[name]
+    return [found]
+
+
 class _Run:
     """One request on its way."""
 
     def __init__(self, call: Call, request: LlamaCppOptions, model: str, job: Job) -> None:
         self._call, self._request, self._model, self._job = call, request, model, job
-        self._texts: list[str] = []
+        self._text = ""
         self._tokens: list[int] = []
         self._probabilities: list[dict[str, Any]] = []
+        self._first_s = 0.0
+        self._is_cut = False
         self._last: CompletionChunk | None = None
         self._timings: RequestTimings | None = None
 
     async def pieces(self) -> AsyncGenerator[CompletionChunk, None]:
-        async for _, chunk in generate(self._job):
-            self._texts.append(chunk.text)
-            self._tokens += chunk.token_ids
-            self._last, self._timings = chunk, chunk.timings or self._timings
-            self._probabilities += self._likely(chunk)
-            yield chunk
+        """What the engine writes, up to where `_line_end` cuts it."""
+        async with contextlib.aclosing(generate(self._job)) as chunks:
+            async for _, chunk in chunks:
+                self._first_s = self._first_s or time.monotonic()
+                self._last, self._timings = chunk, chunk.timings or self._timings
+                if self._request.n_predict == 0:
+                    continue
+                text = self._text + chunk.text
+                end = self._line_end(text)
+                piece = msgspec.structs.replace(chunk, text=text[len(self._text) : end])
+                self._text = text[:end]
+                self._tokens += chunk.token_ids
+                self._probabilities += self._likely(chunk)
+                if end is not None and chunk.finish_reason is None:
+                    self._is_cut = self._call.is_complete = True
+                yield piece
+                if self._is_cut:
+                    break
+        if self._is_cut:
+            self._timings = RequestTimings(
+                queue_s=0.0,
+                ttft_s=self._call.ttft_s,
+                tpot_s=None,
+                end_to_end_s=time.monotonic() - self._call.arrival_s,
+            )
+
+    def _line_end(self, text: str) -> int | None:
+        """Where ``n_indent`` or ``t_max_predict_ms`` end the output, if they do by now."""
+        line = max(self._text.rfind("\n"), 0)
+        for match in _LINE_START.finditer(text, line):
+            if len(match[1]) < self._request.n_indent:
+                return match.end()
+        limit_s, took_s = self._request.t_max_predict_ms / 1e3, time.monotonic() - self._first_s
+        is_late = 0 < limit_s < took_s and "\n" in text[len(self._text) :]
+        return len(text) if is_late else None
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        async for chunk in self.pieces():
-            if chunk.text or chunk.token_ids:
-                piece: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
-                piece["tokens"] = list(chunk.token_ids)
-                if chunk.logprobs:
-                    piece["completion_probabilities"] = self._likely(chunk)
-                yield event(piece | self._counts())
-        yield event(self.whole() | {"content": "", "tokens": []})
+        async with contextlib.aclosing(self.pieces()) as chunks:
+            async for chunk in chunks:
+                if chunk.text or chunk.token_ids:
+                    piece: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
+                    piece["tokens"] = list(chunk.token_ids)
+                    if chunk.logprobs:
+                        piece["completion_probabilities"] = self._likely(chunk)
+                    yield event(piece | self._counts())
+        yield event(self.whole(in_stream=True))
 
-    def whole(self) -> dict[str, Any]:
-        """The answer with all that is said of it at its end."""
+    def whole(self, *, in_stream: bool = False) -> dict[str, Any]:
+        """The answer with all that is said of it at its end, or what was asked for of it."""
+        found = self._whole() | ({"content": "", "tokens": []} if in_stream else {})
+        paths = self._request.response_fields
+        return {path: part for path in paths for part in _at(found, path)} if paths else found
+
+    def _whole(self) -> dict[str, Any]:
         last = self._last
         assert last is not None
         limit = self._job.params.max_tokens
         is_filtered = last.finish_reason is FinishReason.CONTENT_FILTER
         by_word = isinstance(last.stop_reason, str) and not is_filtered
-        is_cut = str(last.finish_reason) == "length"
+        is_full = str(last.finish_reason) == "length"
         found: dict[str, Any] = {
             "index": 0,
-            "content": "".join(self._texts),
+            "content": self._text,
             "tokens": self._tokens if self._request.return_tokens else [],
             "id_slot": -1,
             "stop": True,
             "model": self._model,
-            "stop_type": "limit" if is_cut else "word" if by_word else "eos",
+            "stop_type": "limit" if is_full or self._is_cut else "word" if by_word else "eos",
             "stopping_word": last.stop_reason if by_word else "",
-            "truncated": is_cut and len(self._tokens) < (limit or 0),
+            "truncated": is_full and len(self._tokens) < (limit or 0),
             "tokens_cached": self._call.cached_tokens,
             "timings": self._shown_timings(),
-            "generation_settings": {
-                "n_predict": limit,
-                "temperature": self._job.params.temperature,
-                "top_k": self._job.params.top_k,
-                "top_p": self._job.params.top_p,
-                "min_p": self._job.params.min_p,
-                "repeat_penalty": self._job.params.repetition_penalty,
-                "stop": list(self._job.params.stop),
-                "seed": self._job.params.seed,
-            },
+            "generation_settings": {"n_predict": limit, **_settings(self._job.params)},
         }
         if is_filtered:
             found |= {"stop_type": "content_filter", "retraction": retraction_of(last)}

@@ -13,11 +13,13 @@ from ridgeline.core.sampling_params import (
     MAX_TOKENS,
 )
 from ridgeline.core.structured_outputs import TextFormat
+from ridgeline.server.schemas.samplers import LlamaCppSamplers
 
 MAX_PRIORITY = 1_000_000
 MAX_DEADLINE_MS = 86_400_000
 
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Limit = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]  # −1 is none
 Positive = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
@@ -71,7 +73,7 @@ class KVCompressionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     budget: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] | None = None
 
 
-class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
+class Generation(LlamaCppSamplers, kw_only=True):
     """How tokens are chosen and when the output ends; ``None`` is the model's default.
 
     ``seed``: −1 draws one; other negative ones count modulo 2⁶⁴. ``cached_content``: the prefix
@@ -140,14 +142,13 @@ class OpenAIGeneration(Generation, kw_only=True):
     Inert, because SDKs send them: ``user``, ``metadata``, ``store``, ``service_tier``,
     ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_options``,
     ``prompt_cache_retention``; because clients of peers do: ``request_id``,
-    ``guided_decoding_backend``, ``spaces_between_special_tokens`` (vLLM), ``cache_prompt``,
-    ``id_slot``, ``timings_per_token`` (llama.cpp), ``keep_alive`` (Ollama), ``ttl`` (LM Studio).
-    ``repeat_penalty`` and ``n_predict`` are llama.cpp's words for ``repetition_penalty`` and
-    ``max_tokens``.
+    ``guided_decoding_backend``, ``spaces_between_special_tokens`` (vLLM), ``keep_alive``
+    (Ollama), ``ttl`` (LM Studio). ``repeat_penalty`` and ``n_predict`` are llama.cpp's words for
+    ``repetition_penalty`` and ``max_tokens``, which −1 leaves without a limit.
     """
 
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
-    max_tokens: Count | None = None
+    max_tokens: Limit | None = None
     max_completion_tokens: Count | None = None
     stream_options: StreamOptions | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -167,13 +168,10 @@ class OpenAIGeneration(Generation, kw_only=True):
     request_id: str | None = None
     guided_decoding_backend: str | None = None
     spaces_between_special_tokens: bool | None = None
-    cache_prompt: bool | None = None
-    id_slot: int | None = None
-    timings_per_token: bool | None = None
     keep_alive: str | float | None = None
     ttl: float | None = None
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
-    n_predict: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    n_predict: Limit | None = None
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):

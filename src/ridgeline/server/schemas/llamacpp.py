@@ -6,20 +6,19 @@ from msgspec import Meta, Struct
 
 from ridgeline.core.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_TOKENS
 from ridgeline.server.schemas.chat import ChatMessage
-from ridgeline.server.schemas.generation import Name, Penalty, Share, StopString
-
-Off = Annotated[float, Meta(ge=0.0, le=0.0)]
-One = Annotated[float, Meta(ge=1.0, le=1.0)]
+from ridgeline.server.schemas.generation import Bias, Count, Name, Penalty, Share, StopString
+from ridgeline.server.schemas.samplers import LlamaCppSamplers
 
 
-class LlamaCppOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``n_predict``: −1 is up to the end of the context. ``grammar``: GBNF or Lark.
+class LlamaCppOptions(LlamaCppSamplers, kw_only=True):
+    """``n_predict``: −1 is up to the end of the context; 0 only caches the prompt. ``grammar``:
+    GBNF or Lark.
 
-    What would change the draw and is not here may only be off: ``typical_p``, ``mirostat``,
-    ``dry_multiplier``, ``xtc_probability``, ``dynatemp_range``, ``top_n_sigma``. Inert:
-    ``n_keep``, ``id_slot``, ``cache_prompt`` (prefixes are always cached), ``repeat_last_n`` (all
-    of the text counts), ``samplers`` and ``min_keep`` (the order is ours), ``timings_per_token``,
-    ``post_sampling_probs``, and the parameters of what is off.
+    ``logit_bias``: pairs of a token id, or a text whose tokens are meant, and a bias, of which
+    ``false`` is the least. ``n_indent``: a line after the first that is indented by less ends the
+    output before it. ``t_max_predict_ms``: so does the end of a line after that time.
+    ``response_fields``: what the answer has, by paths such as ``timings/prompt_n``, which are also
+    their names there. ``t_max_prompt_ms`` is inert.
     """
 
     model: Name | None = None
@@ -34,35 +33,16 @@ class LlamaCppOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | list[tuple[int | str, Bias | Literal[False]]] | None = None
     ignore_eos: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     return_tokens: bool = False
-    typical_p: One | None = None
-    mirostat: Literal[0] | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    dry_multiplier: Off | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    xtc_probability: Off | None = None
-    xtc_threshold: float | None = None
-    dynatemp_range: Off | None = None
-    dynatemp_exponent: float | None = None
-    top_n_sigma: Annotated[float, Meta(le=0.0)] | None = None
-    n_keep: int | None = None
-    n_discard: int | None = None
-    id_slot: int | None = None
-    cache_prompt: bool | None = None
-    repeat_last_n: int | None = None
-    samplers: list[str] | None = None
-    min_keep: int | None = None
-    timings_per_token: bool | None = None
-    post_sampling_probs: bool | None = None
-    t_max_predict_ms: None = None
+    n_indent: Count = 0
+    t_max_predict_ms: float = 0
+    t_max_prompt_ms: float | None = None
+    response_fields: list[str] | None = None
 
 
 class LlamaCppRequest(LlamaCppOptions, kw_only=True):
@@ -71,17 +51,25 @@ class LlamaCppRequest(LlamaCppOptions, kw_only=True):
     prompt: Annotated[str | list[Any], Meta(description="text, or token ids")]
 
 
+class ExtraFile(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A piece of another file; ``time``, when an editor noted it, is inert."""
+
+    text: str = ""
+    filename: str = ""
+    time: Any = None
+
+
 class InfillRequest(LlamaCppOptions, kw_only=True):
     """What stands before and after the gap; ``prompt`` goes on with ``input_prefix``.
 
-    ``input_extra``: other files, each with ``filename`` and ``text``, put before the prefix as the
-    name on a line of its own, the text and an empty line.
+    ``input_extra``: other files, put before the prefix as the name on a line of its own, the text
+    and an empty line.
     """
 
     input_prefix: str = ""
     input_suffix: str = ""
     prompt: str = ""
-    input_extra: list[dict[str, str]] | None = None
+    input_extra: list[ExtraFile] | None = None
 
 
 class ApplyTemplateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
