@@ -16,11 +16,12 @@ import threading
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
-from itertools import accumulate, zip_longest
+from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,23 +29,29 @@ from _pytest.runner import runtestprotocol
 from tests.mutants.operators import Mutant
 
 SOURCE = Path("src/ridgeline").resolve()
-_SLACK_S, _SLACK = 5, 10  # processor time a test may take, and times what it takes without a mutant
-_HANGS_S = 300  # of the clock, after which a test that waits is ended
+_SLACK_S, _SLACK = 2, 10  # processor time a test may take, and times what it takes without a mutant
+_HANGS_S, _HANGS = 60, 50  # the same of the clock, after which a test that waits is ended
+_Calls = dict[int, CodeType]  # by identity: a code's hash is that of all it consists of
 
 
 class Covered(msgspec.Struct):
-    """Of one test without a mutant: seconds of the processor, and the functions it calls."""
+    """Of one test without a mutant: seconds of the processor, and the functions that it calls, or
+    that made what it shares with others."""
 
     seconds: float
     functions: set[str]
 
 
 class Session:
-    """Collects tests once; ``work`` is called in place of running them."""
+    """Collects tests once, of each its first cases; ``work`` is called in place of running them."""
 
-    def __init__(self, work: Callable[["Session"], None]) -> None:
+    def __init__(self, work: Callable[["Session"], None], most_cases: int) -> None:
         self._work = work
+        self._most_cases = most_cases
+        self._items: dict[str, pytest.Function] = {}
         self._kills = Counter[str]()
+        self._calls: _Calls = {}
+        self._calls_of_fixtures: dict[pytest.FixtureDef[Any], _Calls] = {}
         self.covered: dict[str, Covered] = {}
 
     def run(self, tests: list[str]) -> None:
@@ -55,9 +62,26 @@ class Session:
             raise SystemExit("The tests cannot be collected, or the run was stopped.")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self._items = {item.nodeid: item for item in session.items}
+        cases = Counter[str]()
+        for item in session.items:
+            assert isinstance(item, pytest.Function)
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] <= self._most_cases:
+                self._items[item.nodeid] = item
         self._work(self)
         return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        outside, self._calls = self._calls, {}
+        try:
+            return (yield)
+        finally:
+            self._calls_of_fixtures[fixturedef] = self._calls
+            self._calls = outside
 
     def cover(self, path: Path) -> None:
         """Run the tests that ``path`` does not know yet, and write there what they call."""
@@ -75,21 +99,21 @@ class Session:
         self.covered = {name: each for name, each in self.covered.items() if name in self._items}
 
     def _note_calls(self, names: list[str], path: Path, say: Callable[[bytes], None]) -> None:
-        calls: set[CodeType] = set()
-        within = f"{SOURCE}/"
-
         def note(frame: FrameType, event: str, arg: object) -> None:
-            if frame.f_code.co_filename.startswith(within):
-                calls.add(frame.f_code)
+            self._calls[id(frame.f_code)] = frame.f_code
 
         threading.settrace(note)
         sys.settrace(note)
         for name, passed, seconds in self._tried(names, say):
             if not passed:
                 break
-            functions = {f"{c.co_filename.removeprefix(within)} {_scope(c)}" for c in calls}
-            self.covered[name] = Covered(seconds=round(seconds, 3), functions=functions)
-            calls.clear()
+            used = self._items[name]._fixtureinfo.name2fixturedefs.values()
+            calls = dict(self._calls)  # a copy: what follows calls, too
+            for fixture in chain.from_iterable(used):
+                calls |= self._calls_of_fixtures.get(fixture, {})
+            functions = {_named(code) for code in calls.values()}
+            self.covered[name] = Covered(seconds=round(seconds, 3), functions=functions - {""})
+            self._calls.clear()
             if len(self.covered) % 20 == 0:  # what is known outlasts a run that is stopped
                 path.write_bytes(msgspec.json.encode(self.covered))
         else:
@@ -97,7 +121,7 @@ class Session:
         path.write_bytes(msgspec.json.encode(self.covered))
 
     def killer_of(self, mutant: Mutant, most_s: float) -> str | None:
-        """The first test that fails, or hangs, with the mutant in place.
+        """The first test that fails, or hangs, with the mutant in place, and once more by itself.
 
         Of the tests that call its function, those that killed others come first, then the shortest,
         as many as take ``most_s`` together.
@@ -113,21 +137,29 @@ class Session:
         able.sort(key=lambda name: (-self._kills[name], self.covered[name].seconds))
         spent_s = list(accumulate(self.covered[name].seconds for name in able))
         chosen = able[: max(1, bisect_right(spent_s, most_s))]
+        while chosen and (killer := self._first_failure(mutant, chosen)):
+            if self._first_failure(mutant, [killer]):
+                self._kills[killer] += 1
+                return killer
+            chosen = chosen[chosen.index(killer) + 1 :]
+        return None
+
+    def _first_failure(self, mutant: Mutant, names: list[str]) -> str:
+        """Which test fails first with the mutant in place, or none; ValueError as above."""
         functions = _functions_of(mutant.path)
 
         def work(say: Callable[[bytes], None]) -> None:
             say(b"!")
             put_mutant(mutant, functions)
-            for _, passed, _ in self._tried(chosen, say):
+            for _, passed, _ in self._tried(names, say):
                 if not passed:
                     return
             say(b"")
 
-        killer = _forked(work).decode()
-        if killer == "!":
+        failure = _forked(work).decode()
+        if failure == "!":
             raise ValueError(mutant.name)
-        self._kills[killer] += bool(killer)
-        return killer or None
+        return failure
 
     def _tried(
         self, names: list[str], say: Callable[[bytes], None] = lambda _: None
@@ -137,7 +169,7 @@ class Session:
             say(name.encode())
             usual_s = self.covered[name].seconds if name in self.covered else 100
             signal.setitimer(signal.ITIMER_VIRTUAL, _SLACK_S + _SLACK * usual_s)
-            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+            faulthandler.dump_traceback_later(_HANGS_S + _HANGS * usual_s, exit=True)
             start_s = time.process_time()
             reports = runtestprotocol(
                 self._items[name], log=False, nextitem=self._items.get(following)
@@ -159,6 +191,7 @@ def _forked(work: Callable[[Callable[[bytes], None]], None]) -> bytes:
         if pid == 0:
             try:
                 os.setsid()
+                gc.freeze()  # a collection writes to nothing that is shared
                 nothing = os.open(os.devnull, os.O_RDWR)
                 for stream in (0, 1, 2):
                     os.dup2(nothing, stream)
@@ -172,9 +205,11 @@ def _forked(work: Callable[[Callable[[bytes], None]], None]) -> bytes:
         return said.read()
 
 
-def _scope(code: CodeType) -> str:
-    """The function or method that it is in."""
-    return code.co_qualname.partition(".<locals>")[0]
+def _named(code: CodeType) -> str:
+    """Its file and the function or method that it is in; nothing of what is not ours."""
+    within, file = f"{SOURCE}/", code.co_filename
+    scope = code.co_qualname.partition(".<locals>")[0]
+    return f"{file.removeprefix(within)} {scope}" if file.startswith(within) else ""
 
 
 @cache

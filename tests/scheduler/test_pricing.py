@@ -1,11 +1,14 @@
 """What is predicted of a sequence, from the steps and the outputs that were seen."""
 
+import math
+from contextlib import nullcontext
+
 import pytest
 from tests.scheduler.simulation import Simulation, make_request
 
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.scheduler import LinearPrice
-from ridgeline.scheduler.pricing import Pricing
+from ridgeline.scheduler.pricing import CurvePrice, Pricing, StepCurve
 
 PRICE = LinearPrice(pass_s=0.01, token_s=0.0)
 
@@ -58,3 +61,41 @@ def test_a_draft_model_takes_its_share():
     passes = [Pass(segments=(segment,), role=role) for role in (ModelRole.DRAFT, ModelRole.TARGET)]
     seconds = [price.seconds(StepPlan(step_id=0, passes=(each,))) for each in passes]
     assert seconds == pytest.approx([0.0012, 0.012])
+
+
+def test_tokens_attend_to_all_before_them_and_to_themselves():
+    price = LinearPrice(pass_s=9.0, token_s=2.0, pair_s=1.0)
+    assert price.segment_seconds(2, 3) == 2 * 2 + (4 + 5)
+
+
+def test_a_curve_is_linear_between_its_points_and_beyond_them():
+    curve = StepCurve(tokens=(1, 4, 8), seconds=(1.0, 4.0, 6.0), context_s=0.5)
+    assert [curve.step_s(n, 0) for n in (1, 2, 4, 6, 8, 12)] == [1, 2, 4, 5, 6, 8]
+    assert curve.step_s(2, 3) == 2 + 3 * 0.5
+    price = CurvePrice(curve=curve, pair_s=0.25)
+    assert price.segment_seconds(1, 6) == (2 - 1) + 6 * 0.5
+    assert price.segment_seconds(4, 6) == (4 - 1) + 4 * 6 * 0.25
+    bounds = ((6, 7), (3, 7))
+    segments = tuple(Segment(0, start, stop, (1,) * (stop - start)) for start, stop in bounds)
+    passes = (Pass(segments=segments, num_steps=2),)
+    assert price.seconds(StepPlan(step_id=0, passes=passes)) == 2 * (4.5 + 6 * 0.5 + 12 * 0.25)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "context_s", "is_curve"),
+    [
+        ((1, 2), (1.0, 1.0), 0.0, True),
+        ((1,), (1.0,), 0.0, False),
+        ((1, 2), (1.0, 1.0, 2.0), 0.0, False),
+        ((2, 3), (1.0, 1.0), 0.0, False),
+        ((1, 2, 2), (1.0, 1.0, 1.0), 0.0, False),
+        ((1, 2), (0.0, 1.0), 0.0, False),
+        ((1, 2), (1.0, math.inf), 0.0, False),
+        ((1, 2, 3), (1.0, 3.0, 2.0), 0.0, False),
+        ((1, 2), (1.0, 1.0), -1.0, False),
+    ],
+)
+def test_a_curve_begins_at_one_token_and_never_takes_no_time(tokens, seconds, context_s, is_curve):
+    refused = pytest.raises(ValueError, match="needs two steps")
+    with nullcontext() if is_curve else refused:
+        StepCurve(tokens=tokens, seconds=seconds, context_s=context_s)
