@@ -331,7 +331,7 @@ def adaptive(options: argparse.Namespace) -> None:
         "off": {},
         "adaptive": {"speculation": "adaptive", "num_speculative_tokens": 6},
     }
-    for length in (1, 2, 4):
+    for length in map(int, filter(None, options.fixed.split(","))):
         for drafter in ("draft", "suffix"):
             fixed = {"speculation": drafter, "num_speculative_tokens": length}
             contenders[f"{drafter} {length}"] = fixed
@@ -339,7 +339,7 @@ def adaptive(options: argparse.Namespace) -> None:
     cases = [
         (batch, workload)
         for batch in map(int, options.batches.split(","))
-        for workload in ("continue", "random")
+        for workload in options.workloads.split(",")
     ]
     times: dict[tuple[int, str], dict[str, list[float]]] = {
         case: {name: [] for name in contenders} for case in cases
@@ -447,6 +447,8 @@ def main() -> None:
     one.set_defaults(run=replay)
     one = modes.add_parser("adaptive")
     one.add_argument("--batches", default="1,4,16,64")
+    one.add_argument("--workloads", default="continue,random")
+    one.add_argument("--fixed", default="1,2,4", help="lengths of the drafts beside; may be empty")
     one.add_argument("--sets", type=int, default=3)
     one.add_argument("--rounds", type=int, default=20, help="of each set")
     one.add_argument("--tokens", type=int, default=64)

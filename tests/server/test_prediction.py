@@ -3,6 +3,8 @@
 import pytest
 from tests.server.running import running
 
+from ridgeline.server import prompts
+
 PATHS = {
     "/v1/completions": {"prompt": "once upon a time"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "once upon a time"}]},
@@ -14,13 +16,6 @@ def drafting(tmp_path_factory):
     data_dir = tmp_path_factory.mktemp("data")
     with running(None, data_dir=data_dir, engine={"speculation": "ngram"}) as server:
         yield server
-
-
-def num_accepted(client):
-    metrics = client.get("/metrics").text
-    return float(
-        metrics.partition("\nridgeline:spec_decode_num_accepted_tokens_total")[2].split()[1]
-    )
 
 
 def text_of(choice):
@@ -35,17 +30,42 @@ def test_a_predicted_output_is_accepted_and_stays_the_same(drafting, path, as_pa
         "return_token_ids": True,
     }  # fmt: skip
     with drafting.client() as client:
-        before = num_accepted(client)
         plain = client.post(path, json=body).raise_for_status().json()["choices"][0]
-        between = num_accepted(client)
         text = text_of(plain)
         parts = [{"type": "text", "text": each} for each in (text[:40], text[40:])]
-        predicted = {"type": "content", "content": parts if as_parts else text}
-        found = client.post(path, json=body | {"prediction": predicted}).json()["choices"][0]
-        after = num_accepted(client)
-        other = client.post(path, json=body | {"prediction": predicted | {"content": "no " * 9}})
-    assert found["token_ids"] == plain["token_ids"] == other.json()["choices"][0]["token_ids"]
-    assert after - between > between - before + 20
+        counts = []
+        for content in (parts if as_parts else text, "no " * 9):
+            predicted = {"type": "content", "content": content}
+            found = client.post(path, json=body | {"prediction": predicted}).json()
+            assert found["choices"][0]["token_ids"] == plain["token_ids"]
+            details = found["usage"]["completion_tokens_details"]
+            counts.append(
+                (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"])
+            )
+    (accepted, rejected), (accepted_by_chance, _) = counts
+    assert accepted > accepted_by_chance + 20
+    assert 0 < rejected < 20
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_where_nobody_drafts_it_a_predicted_output_is_not_read(http, path, monkeypatch):
+    body = PATHS[path] | {"max_tokens": 3}
+    texts = []
+    read = prompts.tokenize
+
+    async def tokenize(*args, **settings):
+        texts.append(args[1])
+        return await read(*args, **settings)
+
+    monkeypatch.setattr(prompts, "tokenize", tokenize)
+    plain = http.post(path, json=body).raise_for_status().json()["usage"]
+    predicted = {"prediction": {"type": "content", "content": "a time"}}
+    usage = http.post(path, json=body | predicted).raise_for_status().json()["usage"]
+    assert "completion_tokens_details" not in plain
+    assert usage["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0
+    }  # fmt: skip
+    assert texts == []
 
 
 def test_what_is_no_prediction_is_named(drafting):

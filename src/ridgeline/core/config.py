@@ -12,7 +12,7 @@ from ridgeline.core.settings.model import ModelSettings
 from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.core.settings.reading import read_settings
 from ridgeline.core.settings.scheduling import SchedulingSettings
-from ridgeline.core.settings.speculation import SpeculationSettings
+from ridgeline.core.settings.speculation import SpeculationSettings, takes_predictions
 from ridgeline.core.spec import ModelSpec
 from ridgeline.core.spelling import suggestion
 
@@ -56,6 +56,7 @@ class ResolvedConfig:
     ``num_blocks[g]`` is the size of the pool of group g (`core.spec.cache_groups`),
     ``num_draft_blocks[g]`` of the draft model's, which is empty without one. ``num_ranks``
     processes have a part of the model each, and ``context_ranks`` of them of each sequence's KV.
+    ``takes_predictions``: outputs that callers predict are drafted.
     """
 
     executor: str
@@ -71,6 +72,7 @@ class ResolvedConfig:
     kv_cache_bytes: int
     seed: int
     verification: str = "exact"
+    takes_predictions: bool = False
     scheduling_policy: str = "fcfs"
     num_ranks: int = 1
     context_ranks: int = 1
@@ -161,6 +163,7 @@ def resolve(
         kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),
         seed=config.seed,
         verification=config.verification,
+        takes_predictions=takes_predictions(config.speculation),
         scheduling_policy=config.scheduling_policy,
         num_ranks=config.num_ranks,
         context_ranks=config.context_parallel_size,

@@ -157,7 +157,8 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
     ``text`` may be empty while a character or a possible stop string is held back, and may belong
     to earlier tokens than ``token_ids``. The last chunk of a sample has a ``finish_reason``. The
-    first chunk of a request has its ``prompt`` report, the last one its ``timings``. A guard takes
+    first chunk of a request has its ``prompt`` report, the last one its ``timings``. The last of a
+    sample has how many tokens of drafts were verified, and accepted. A guard takes
     back the characters ``retracted`` (half-open) of a sample's text that went out before.
     """
 
@@ -171,6 +172,8 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     prompt: PromptReport | None = None
     timings: RequestTimings | None = None
     retracted: tuple[int, int] | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

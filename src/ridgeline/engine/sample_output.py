@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
+from msgspec.structs import replace
+
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionChunk, CompletionOutput, FinishReason
 from ridgeline.core.result import TokenLogprobs
@@ -62,6 +64,13 @@ class SampleOutput:
             finish_reason=None if goes_on else self._finish_reason,
             stop_reason=self._stop_reason,
         )
+        if chunk.finish_reason is not None:
+            drafts = sequence.drafts
+            chunk = replace(
+                chunk,
+                num_drafted=sum(drafts.drafted_by_rank),
+                num_accepted=sum(drafts.accepted_by_rank),
+            )
         return chunk, matched is not None
 
     @property

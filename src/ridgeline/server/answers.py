@@ -263,7 +263,7 @@ async def prepare_answer(
         format_fields=format_fields,
         beams=beams,
         question=_question(call, conversation, params),
-        expected_token_ids=await expected_tokens(server, prediction),
+        expected_token_ids=await expected_tokens(call, prediction),
     )
     schemas = {tool.name: tool.parameters or {} for tool in tools}
 

@@ -325,7 +325,9 @@ class Call:
     ``is_probe``: it only asks how the server is. ``routed``: what a router said of it.
     ``problem``: the summary of an error. ``arrival_s`` is on the ``time.monotonic``
     clock. ``published_s``: when there was the first text that a user sees; ``is_complete``: no
-    output is missing. ``replayed_tokens`` of the output were made before; ``cache_hits`` has, for
+    output is missing. ``replayed_tokens`` of the output were made before; ``drafted_tokens`` were
+    verified for a predicted output, if there is one, and ``accepted_tokens`` of them accepted;
+    ``cache_hits`` has, for
     each prompt that was looked up, the id of what was found. Closing ``admission`` gives back the
     place that `admit` took.
     """
@@ -353,6 +355,8 @@ class Call:
     cached_tokens: int = 0
     output_tokens: int = 0
     replayed_tokens: int = 0
+    drafted_tokens: int | None = None
+    accepted_tokens: int = 0
     cache_hits: list[str | None] = field(default_factory=list)
     admission: ExitStack = field(default_factory=ExitStack)
     reservation: Reservation | None = None

@@ -174,6 +174,9 @@ async def _metered(job: Job, meter: Meter) -> AsyncGenerator[Piece, None]:
                 call.prompt_tokens += chunk.prompt.num_tokens
                 call.cached_tokens += chunk.prompt.num_cached_tokens
             call.output_tokens += len(chunk.token_ids)
+            if call.drafted_tokens is not None and call.server.engine.config.takes_predictions:
+                call.drafted_tokens += chunk.num_drafted
+                call.accepted_tokens += chunk.num_accepted
             if job.beams is None:  # which are charged as they grow
                 call.charge_output(len(chunk.token_ids))
             meter.take(choice, chunk)
@@ -437,6 +440,16 @@ def retraction_of(chunk: CompletionChunk) -> Retraction | None:
     return Retraction(start=start, stop=stop)
 
 
+def _details_of(call: Call) -> CompletionTokensDetails | None:
+    if not call.replayed_tokens and call.drafted_tokens is None:
+        return None
+    details = CompletionTokensDetails(cached_tokens=call.replayed_tokens or None)
+    if call.drafted_tokens is not None:
+        details.accepted_prediction_tokens = call.accepted_tokens
+        details.rejected_prediction_tokens = call.drafted_tokens - call.accepted_tokens
+    return details
+
+
 def usage_of(call: Call) -> Usage:
     """The tokens of a call so far, and their cost if the server has a price."""
     return Usage(
@@ -444,10 +457,6 @@ def usage_of(call: Call) -> Usage:
         completion_tokens=call.output_tokens,
         total_tokens=call.prompt_tokens + call.output_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=call.cached_tokens),
-        completion_tokens_details=(
-            CompletionTokensDetails(cached_tokens=call.replayed_tokens)
-            if call.replayed_tokens
-            else None
-        ),
+        completion_tokens_details=_details_of(call),
         cost=cost_of(call),
     )

@@ -6,7 +6,7 @@ from typing import Any
 from ridgeline.core.errors import RequestError
 from ridgeline.core.sampling_params import MAX_TOKENS
 from ridgeline.engine.prompts import check_length
-from ridgeline.server.context import Server
+from ridgeline.server.context import Call, Server
 from ridgeline.server.errors import bad_request, named_field
 from ridgeline.server.schemas.completions import MAX_PROMPTS
 from ridgeline.server.schemas.generation import PredictedOutput
@@ -44,9 +44,13 @@ def _is_token_id(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_TOKENS
 
 
-async def expected_tokens(server: Server, prediction: PredictedOutput | None) -> tuple[int, ...]:
-    """Token ids of the output that a request predicts, as far as a context is long."""
-    if prediction is None or not prediction.text:
+async def expected_tokens(call: Call, prediction: PredictedOutput | None) -> tuple[int, ...]:
+    """Token ids of the output that a request predicts, as far as a context is long; none where
+    nobody drafts them. What comes of it is in the call's usage."""
+    if prediction is None:
+        return ()
+    server, call.drafted_tokens = call.server, 0
+    if not (prediction.text and server.engine.config.takes_predictions):
         return ()
     (ids,) = await tokenize(
         server, prediction.text, add_special_tokens=False, param="prediction", is_cut=True

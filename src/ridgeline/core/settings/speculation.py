@@ -29,6 +29,8 @@ HEAD_SPECULATION = (
 )  # those whose drafter reads the target's hidden states
 # Those whose drafter has files of its own.
 NAMED_SPECULATION = (*DRAFT_MODEL_SPECULATION, "eagle3", "medusa")
+# Those that draft what a caller predicts.
+PREDICTION_SPECULATION = ("ngram", "suffix", "combined", "adaptive")
 EXIT_SPECULATION = ("exit", "combined", "adaptive")  # those that may use the target's first layers
 MAX_SPECULATIVE_TOKENS = 64
 
@@ -52,6 +54,11 @@ def drafter_names() -> tuple[str, ...]:
     """What ``speculation`` may be beside off: drafters of Ridgeline's own and installed ones."""
     own = tuple(name for name in get_args(Speculation) if name != "off")
     return (*own, *part_names("drafters"))
+
+
+def takes_predictions(speculation: str) -> bool:
+    """Whether an output that a caller predicts may be drafted; installed drafters are told it."""
+    return speculation in PREDICTION_SPECULATION or speculation not in get_args(Speculation)
 
 
 def _draft_format(name: str, value: str) -> str:

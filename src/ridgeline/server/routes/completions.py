@@ -137,7 +137,7 @@ async def prepare_completion(
         deadline_s=deadline_s(server, request),
         format_fields=() if wanted is None else (wanted.field,),
         beams=beams,
-        expected_token_ids=await expected_tokens(server, request.prediction),
+        expected_token_ids=await expected_tokens(call, request.prediction),
     )
     return model, job
 
