@@ -3,8 +3,9 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -32,8 +33,9 @@ from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration, describe, typical
-from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.roofline.catalogue import DeviceSpec, load_catalogue
 from ridgeline.roofline.explain import (
+    Advice,
     FormatChange,
     OpPoint,
     RooflinePoint,
@@ -81,8 +83,40 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=run)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Study:
+    """What is told of a model on a machine."""
+
+    title: str
+    model: str
+    priced: PricedModel
+    calibration: Calibration
+    roof: Roof
+    datasheet: Roof | None
+    points: list[RooflinePoint]
+    fits: dict[int, MemoryFit]
+    ops: dict[str, list[OpPoint]]
+    limits: list[str]
+    advice: list[Advice]
+    past: list[PastErrors]
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measure or load the ceilings, predict, draw and explain."""
+    study = _study(arguments)
+    if arguments.svg is not None:
+        try:
+            draw_svg(study.points, arguments.svg, study.roof, study.datasheet, title=study.title)
+        except OSError as error:
+            raise DiskError(f"{arguments.svg} cannot be written: {error.strerror}.") from error
+    if arguments.json:
+        print(json.dumps(_as_json(study)))
+    else:
+        _print(study)
+    return 0
+
+
+def _study(arguments: argparse.Namespace) -> _Study:
     check_machine_options(arguments)
     catalogue = load_catalogue(arguments.catalogue)
     is_this = arguments.hardware.lower() == THIS
@@ -92,8 +126,9 @@ def run(arguments: argparse.Namespace) -> int:
         named = catalogue.device(arguments.datasheet)
     check_model(arguments)
     calibration = this_calibration(arguments) if other is None else typical(other.ceilings())
+    ceilings = calibration.ceilings
     if arguments.datasheet is None and is_this:
-        named = catalogue.known_as(calibration.ceilings.name)
+        named = catalogue.known_as(ceilings.name)
     model = read_model(arguments, calibration)
     layout = _layout(arguments.tensor_parallel, model.priced, calibration, is_this=is_this)
     priced = replace(model.priced, layout=layout)
@@ -105,85 +140,99 @@ def run(arguments: argparse.Namespace) -> int:
         this_engine_memory(calibration.executor) if other is None else (other.memory_bytes, None)
     )
     fits = {point.context: _fit(priced, *memory, point.context) for point in found}
-    peak = product_peak(priced, calibration)
-    bytes_per_s = calibration.ceilings.memory.bytes_per_s
-    label = "measured roof" if calibration.measured else "roof of the datasheet"
-    by_level = ridges(priced, calibration)
-    roof = Roof(label=label, bytes_per_s=bytes_per_s, peak=peak, ridges=by_level)
-    beside = None
-    if named is not None:
-        ceilings = named.ceilings()
-        beside = Roof(
-            label=f"datasheet of {named.name}",
-            bytes_per_s=ceilings.memory.bytes_per_s,
-            peak=ceilings.peak_flops(priced.main_product_format),
-        )
     context = found[0].context
     decode = decode_batch(arguments.batch[0], context)
-    by_phase = {"decode": ops(predictor, decode), "prefill": ops(predictor, prefill_batch(context))}
-    advice = advise(
-        predictor,
-        batch_size=arguments.batch[0],
-        context=context,
-        max_batch=fits[context].max_batch,
-        variants=_variants(arguments, calibration, priced),
+    ranks = f", one of {layout.tensor} tensor-parallel" if layout.tensor > 1 else " on"
+    return _Study(
+        title=f"{model.name}{ranks} {ceilings.name}",
+        model=model.name,
+        priced=priced,
+        calibration=calibration,
+        roof=Roof(
+            label="measured roof" if calibration.measured else "roof of the datasheet",
+            bytes_per_s=ceilings.memory.bytes_per_s,
+            peak=product_peak(priced, calibration),
+            ridges=ridges(priced, calibration),
+        ),
+        datasheet=None if named is None else _datasheet(named, priced),
+        points=found,
+        fits=fits,
+        ops={"decode": ops(predictor, decode), "prefill": ops(predictor, prefill_batch(context))},
+        limits=[
+            *(fit_sentence(each, length) for length, each in fits.items()),
+            *sentences(predictor, found),
+            *_left_out(arguments.context, priced.spec.max_position),
+        ],
+        advice=advise(
+            predictor,
+            batch_size=arguments.batch[0],
+            context=context,
+            max_batch=fits[context].max_batch,
+            variants=_variants(arguments, calibration, priced),
+        ),
+        past=past_errors(calibration.executor, {priced.main_format.name}),
     )
-    lines = [fit_sentence(each, length) for length, each in fits.items()]
-    lines += sentences(predictor, found)
-    longest = priced.spec.max_position
-    if beyond := [f"{context:,}" for context in arguments.context if context > longest]:
-        lines.append(f"Beyond the model's {longest:,} tokens, and left out: {', '.join(beyond)}.")
-    past = past_errors(calibration.executor, {priced.main_format.name})
-    title = f"{model.name} on {calibration.ceilings.name}"
-    if layout.tensor > 1:
-        title = f"{model.name}, one of {layout.tensor} tensor-parallel {calibration.ceilings.name}"
-    if arguments.svg is not None:
-        try:
-            draw_svg(found, arguments.svg, roof, beside, title=title)
-        except OSError as error:
-            raise DiskError(f"{arguments.svg} cannot be written: {error.strerror}.") from error
-    if arguments.json:
-        result = {
-            "model": model.name,
-            "hardware": calibration.ceilings.name,
-            "tensor_parallel": layout.tensor,
-            "measured": calibration.measured,
-            "ceilings": {
-                "memory_bytes_per_s": bytes_per_s,
-                "peak_flops_per_s": peak,
-                "ridge": peak / bytes_per_s,
-                "ridges": by_level,
-                "conditions": dict(calibration.ceilings.conditions),
-            },
-            "datasheet": None if beside is None else asdict(beside),
-            "fit": {str(length): asdict(each) for length, each in fits.items()},
-            "points": [
-                asdict(point) | {"gap": point.gap, "fits": _has_room(point, fits)}
-                for point in found
-            ],
-            "ops": {phase: [asdict(op) for op in each] for phase, each in by_phase.items()},
-            "limits": lines,
-            "advice": [asdict(each) for each in advice],
-            "past_runs": {each.phase: asdict(each) for each in past},
-            "calibration": describe(calibration) if calibration.measured else None,
-        }
-        print(json.dumps(result))
-        return 0
+
+
+def _datasheet(device: DeviceSpec, model: PricedModel) -> Roof:
+    ceilings = device.ceilings()
+    return Roof(
+        label=f"datasheet of {device.name}",
+        bytes_per_s=ceilings.memory.bytes_per_s,
+        peak=ceilings.peak_flops(model.main_product_format),
+    )
+
+
+def _left_out(contexts: Sequence[int], longest: int) -> list[str]:
+    beyond = ", ".join(f"{context:,}" for context in contexts if context > longest)
+    return [f"Beyond the model's {longest:,} tokens, and left out: {beyond}."] if beyond else []
+
+
+def _as_json(study: _Study) -> dict[str, Any]:
+    calibration, roof = study.calibration, study.roof
+    return {
+        "model": study.model,
+        "hardware": calibration.ceilings.name,
+        "tensor_parallel": study.priced.layout.tensor,
+        "measured": calibration.measured,
+        "ceilings": {
+            "memory_bytes_per_s": roof.bytes_per_s,
+            "peak_flops_per_s": roof.peak,
+            "ridge": roof.peak / roof.bytes_per_s,
+            "ridges": roof.ridges,
+            "conditions": dict(calibration.ceilings.conditions),
+        },
+        "datasheet": None if study.datasheet is None else asdict(study.datasheet),
+        "fit": {str(length): asdict(each) for length, each in study.fits.items()},
+        "points": [
+            asdict(point) | {"gap": point.gap, "fits": _has_room(point, study.fits)}
+            for point in study.points
+        ],
+        "ops": {phase: [asdict(op) for op in each] for phase, each in study.ops.items()},
+        "limits": study.limits,
+        "advice": [asdict(each) for each in study.advice],
+        "past_runs": {each.phase: asdict(each) for each in study.past},
+        "calibration": describe(calibration) if calibration.measured else None,
+    }
+
+
+def _print(study: _Study) -> None:
     console = output_console()
-    console.print(title)
+    console.print(study.title)
     width = max(16, min(72, console.width - 7))  # 7 are the axis
-    console.print(draw_text(found, roof, beside, width=width), markup=False)
-    console.print(_table(found, fits))
-    for phase, rows in by_phase.items():
+    chart = draw_text(study.points, study.roof, study.datasheet, width=width)
+    console.print(chart, markup=False)
+    console.print(_table(study.points, study.fits))
+    for phase, rows in study.ops.items():
         _print_ops(console, phase, rows)
-    for line in lines:
+    for line in study.limits:
         console.print(line)
-    for each in advice:
+    for each in study.advice:
         sure = predicted_range(each.low, each.high, ".1f")
         text = f"  {each.gain:4.1f}× ({sure}) {each.what}: {each.change} ({each.how})"
         console.print(text, markup=False)
-    console.print(_basis(calibration, priced.main_format, past), style="dim")
-    return 0
+    basis = _basis(study.calibration, study.priced.main_format, study.past)
+    console.print(basis, style="dim")
 
 
 def _layout(

@@ -1,6 +1,7 @@
 """Engine configuration: what the user wrote, and the pure function that completes it."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.core.cache_groups import StateGroup, cache_groups
@@ -107,48 +108,19 @@ def resolve(
             f"max_model_len {config.max_model_len} is beyond the model's {spec.max_position} "
             "positions."
         )
+    pools = _Pools(config, spec, draft_spec, block_bytes + draft_block_bytes)
     length = config.max_model_len or spec.max_position
     default = int(free_bytes * DEFAULT_KV_SHARE) if kv_bytes is None else kv_bytes
     budget = config.kv_cache_memory_bytes or default
-    more = "kv_cache_memory_bytes" + ("" if kv_bytes is None else " or gpu_memory_utilization")
-    groups = [*cache_groups(spec), *(cache_groups(draft_spec) if draft_spec else ())]
-    # A draft model's contexts are not shared.
-    num_own = len(cache_groups(spec))
-    context_ranks = [
-        config.context_parallel_size if place < num_own else 1 for place in range(len(groups))
-    ]
-    block_bytes += draft_block_bytes
-
-    def needed(length: int) -> tuple[int, ...]:
-        return tuple(
-            states_per_sequence(length, every=config.state_checkpoint_tokens)
-            if isinstance(group, StateGroup)
-            else context_blocks(
-                blocks_per_sequence(length, group.window, block_tokens=config.block_tokens),
-                num_ranks,
-                config.block_tokens,
-            )
-            for group, num_ranks in zip(groups, context_ranks, strict=True)
-        )
-
-    def num_bytes(blocks: tuple[int, ...]) -> int:
-        return sum(n * size for n, size in zip(blocks, block_bytes, strict=True))
-
-    if num_bytes(needed(length)) > budget:
-        if config.max_model_len is not None or num_bytes(needed(1)) > budget:
+    if (needed := pools.sequence_bytes(length)) > budget:
+        if config.max_model_len is not None or pools.sequence_bytes(1) > budget:
+            more = "" if kv_bytes is None else " or gpu_memory_utilization"
             raise OutOfMemoryError(
-                f"A sequence of {length} tokens needs {num_bytes(needed(length)):,} bytes of KV "
-                f"cache, and {budget:,} are given to it; lower max_model_len or raise {more}."
+                f"A sequence of {length} tokens needs {needed:,} bytes of KV cache, and {budget:,} "
+                f"are given to it; lower max_model_len or raise kv_cache_memory_bytes{more}."
             )
-        length = bisect_right(range(1, length), budget, key=lambda n: num_bytes(needed(n)))
-    per_sequence = needed(length)
-    share: float = config.max_num_seqs
-    if groups:
-        share = min(share, budget / num_bytes(per_sequence))
-    num_blocks = tuple(
-        int(n * share) // ranks * ranks
-        for n, ranks in zip(per_sequence, context_ranks, strict=True)
-    )
+        length = bisect_right(range(1, length), budget, key=pools.sequence_bytes)
+    num_blocks = pools.blocks_within(budget, length)
     return ResolvedConfig(
         executor=executor,
         dtype=dtype,
@@ -157,10 +129,10 @@ def resolve(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
-        enable_prefix_caching=bool(groups) and config.enable_prefix_caching and config.reuse_kv,
-        num_blocks=num_blocks[:num_own],
-        num_draft_blocks=num_blocks[num_own:],
-        kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),
+        enable_prefix_caching=bool(num_blocks) and config.enable_prefix_caching and config.reuse_kv,
+        num_blocks=num_blocks[: pools.num_own],
+        num_draft_blocks=num_blocks[pools.num_own :],
+        kv_cache_bytes=pools.num_bytes(num_blocks),
         seed=config.seed,
         verification=config.verification,
         takes_predictions=takes_predictions(config.speculation),
@@ -169,6 +141,57 @@ def resolve(
         context_ranks=config.context_parallel_size,
         enable_segment_reuse=config.enable_segment_reuse,
     )
+
+
+class _Pools:
+    """The groups of a model's KV and states, and then those of its draft model."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        draft_spec: ModelSpec | None,
+        block_bytes: tuple[int, ...],
+    ) -> None:
+        self._config, self._block_bytes = config, block_bytes
+        own, drafts = cache_groups(spec), cache_groups(draft_spec) if draft_spec else ()
+        self.num_own = len(own)
+        self._groups = (*own, *drafts)
+        # A draft model's contexts are not shared.
+        self._ranks = (*[config.context_parallel_size] * len(own), *[1] * len(drafts))
+
+    def num_bytes(self, blocks: Sequence[int]) -> int:
+        """Of so many blocks of each group."""
+        return sum(n * size for n, size in zip(blocks, self._block_bytes, strict=True))
+
+    def sequence_bytes(self, length: int) -> int:
+        """Of a sequence of ``length`` tokens."""
+        return self.num_bytes(self._of_sequence(length))
+
+    def blocks_within(self, budget: int, length: int) -> tuple[int, ...]:
+        """Blocks of each group for as many sequences of ``length`` as a budget of bytes holds, at
+        most ``max_num_seqs``."""
+        per_sequence = self._of_sequence(length)
+        share: float = self._config.max_num_seqs
+        if self._groups:
+            share = min(share, budget / self.num_bytes(per_sequence))
+        return tuple(
+            int(n * share) // ranks * ranks
+            for n, ranks in zip(per_sequence, self._ranks, strict=True)
+        )
+
+    def _of_sequence(self, length: int) -> tuple[int, ...]:
+        config = self._config
+        return tuple(
+            states_per_sequence(length, every=config.state_checkpoint_tokens)
+            if isinstance(group, StateGroup)
+            else context_blocks(
+                blocks_per_sequence(length, group.window, block_tokens=config.block_tokens),
+                num_ranks,
+                config.block_tokens,
+            )
+            for group, num_ranks in zip(self._groups, self._ranks, strict=True)
+        )
 
 
 def blocks_per_sequence(length: int, window: int | None, *, block_tokens: int) -> int:

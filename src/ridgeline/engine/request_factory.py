@@ -77,17 +77,8 @@ class RequestFactory:
         check_token_ids(
             token_ids, params, output_token_ids, expected_token_ids, vocab_size=vocab_size
         )
-        if params.stop and info.tokenizer is None:
-            raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
-        is_drawn = params.seed is not None and not params.is_greedy
-        if is_drawn and info.config.verification != "exact":
-            raise InvalidRequestError(
-                "seed cannot hold with verification='rejection': outputs depend on what was "
-                "drafted. Leave it out, or use verification='exact'."
-            )
         check_task(info, wants_pooled=wants_pooled)
-        if params.kv_compression is not None:
-            _check_compression(info, params.kv_compression)
+        _check_params(info, params)
         room = 0 if wants_logits or wants_pooled else 1
         length = len(token_ids) + len(output_token_ids)
         if length + room > info.config.max_model_len:
@@ -111,15 +102,13 @@ class RequestFactory:
             reused = self._reused(
                 token_ids, params, length + room, reports=room == 0 or not uses_cache
             )
-        if params.seed is not None:
-            seed = params.seed
-        elif seed is None:
+        if seed is None:
             seed = derive_seed(info.config.seed, number)
         return Request(
             request_id=number,
             prompt_token_ids=tuple(token_ids),
             params=replace(params, segments=(), segment_reuse="all") if params.segments else params,
-            seed=seed,
+            seed=seed if params.seed is None else params.seed,
             output_token_ids=tuple(output_token_ids),
             first_sample=first_sample,
             expected_token_ids=tuple(expected_token_ids),
@@ -183,6 +172,20 @@ class RequestFactory:
             adapter=adapter,
             salt=salt,
         )
+
+
+def _check_params(info: EngineInfo, params: SamplingParams) -> None:
+    """Raise `InvalidRequestError` if this engine cannot do what is asked of its outputs."""
+    if params.stop and info.tokenizer is None:
+        raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
+    is_drawn = params.seed is not None and not params.is_greedy
+    if is_drawn and info.config.verification != "exact":
+        raise InvalidRequestError(
+            "seed cannot hold with verification='rejection': outputs depend on what was "
+            "drafted. Leave it out, or use verification='exact'."
+        )
+    if params.kv_compression is not None:
+        _check_compression(info, params.kv_compression)
 
 
 def _check_continued(params: SamplingParams, output: Sequence[int], ends: Sequence[int]) -> None:

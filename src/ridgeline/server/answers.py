@@ -10,11 +10,12 @@ from typing import Any
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionChunk, FinishReason
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.structured_outputs import StructuredOutputs
 from ridgeline.engine.beam_search import BeamParams
 from ridgeline.server.beams import refused_in_beams
 from ridgeline.server.cached_content import cached_content, check_prompts
 from ridgeline.server.call_ids import new_call_id, with_template_ids
-from ridgeline.server.context import Call
+from ridgeline.server.context import Call, Server
 from ridgeline.server.continuation import PriorChunk
 from ridgeline.server.conversation import ChatInput, explain_tools
 from ridgeline.server.forced_calls import forced_call
@@ -210,32 +211,17 @@ async def prepare_answer(
     prefix = cached_content(call, fields, model)
     if prefix is not None:
         conversation = prefix.before(conversation)
-    tools = conversation.offered_tools
-    wanted = wanted_format(fields, format_schema)
-    grammar = None if wanted is None else wanted.grammar
-    format_fields = () if wanted is None else (wanted.field,)
-    try:
-        forced = forced_call(conversation, grammar, server.tool_parser, server.template_source)
-    except InvalidRequestError as error:
-        raise refused_format(error, ("tools", *format_fields)) from None
-    tool_parser = reasoning_parser = None
-    if forced is not None:
-        grammar, tool_parser = forced.grammar, forced.parser
-        format_fields = ("tools", *format_fields)
-    elif wanted is None:
-        reasoning_parser = server.reasoning_parser
-        if tools:
-            tool_parser = server.tool_parser
-    if beams is not None and grammar is not None:
+    form = _output_form(server, fields, conversation, format_schema)
+    if beams is not None and form.grammar is not None:
         raise refused_in_beams("tool_choice")
     prompt = await prompt_of(call, conversation)
-    if forced is not None or reads_special_tokens(tool_parser, reasoning_parser):
+    if form.is_forced or reads_special_tokens(form.tool_parser, form.reasoning_parser):
         settings["skip_special_tokens"] = False
     params = sampling_params(
         server,
         fields,
         max_tokens=max_tokens,
-        structured=grammar,
+        structured=form.grammar,
         **settings,
     )
     context = server.engine.config.max_model_len
@@ -260,18 +246,18 @@ async def prepare_answer(
         cache_salt=prefix.cache_salt if prefix is not None else fields.cache_salt or "",
         priority=priority,
         deadline_s=deadline_s(server, fields),
-        format_fields=format_fields,
+        format_fields=form.fields,
         beams=beams,
         question=_question(call, conversation, params),
         expected_token_ids=await expected_tokens(call, prediction),
     )
-    schemas = {tool.name: tool.parameters or {} for tool in tools}
+    schemas = {tool.name: tool.parameters or {} for tool in conversation.offered_tools}
 
     def new_answer() -> Answer:
         parser = partial(
             output_parser,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
+            tool_parser=form.tool_parser,
+            reasoning_parser=form.reasoning_parser,
             tools=schemas,
             prompt=prompt,
             continued=conversation.continued_text,
@@ -279,6 +265,43 @@ async def prepare_answer(
         return Answer(parser, one_call=not conversation.parallel_calls)
 
     return AnswerJob(job=job, model=model, new_answer=new_answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OutputForm:
+    """What an output is held to, by which ``fields`` of the request, and how it is read."""
+
+    grammar: StructuredOutputs | None = None
+    fields: tuple[str, ...] = ()
+    is_forced: bool = False  # to be a call
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+def _output_form(
+    server: Server, fields: Generation, conversation: ChatInput, schema: FormatSchema | None
+) -> _OutputForm:
+    """A forced call, a format, or what the model says by itself."""
+    wanted = wanted_format(fields, schema)
+    grammar = None if wanted is None else wanted.grammar
+    named = () if wanted is None else (wanted.field,)
+    try:
+        forced = forced_call(conversation, grammar, server.tool_parser, server.template_source)
+    except InvalidRequestError as error:
+        raise refused_format(error, ("tools", *named)) from None
+    if forced is not None:
+        return _OutputForm(
+            grammar=forced.grammar,
+            fields=("tools", *named),
+            is_forced=True,
+            tool_parser=forced.parser,
+        )
+    if wanted is not None:
+        return _OutputForm(grammar=grammar, fields=named)
+    return _OutputForm(
+        tool_parser=server.tool_parser if conversation.offered_tools else None,
+        reasoning_parser=server.reasoning_parser,
+    )
 
 
 def _question(call: Call, conversation: ChatInput, params: SamplingParams) -> UserQuestion | None:
