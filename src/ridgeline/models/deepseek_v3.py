@@ -55,14 +55,16 @@ def read_sigmoid_routing(
     )
 
 
-def build(config: ConfigReader) -> ModelSpec:
-    """All layers attend alike."""
+def build(
+    config: ConfigReader, *, num_groups: int = 8, top_groups: int = 4, query_rank: int = 1536
+) -> ModelSpec:
+    """All layers attend alike. Numbers are the defaults of a family's configuration."""
     sizes = read_sizes(config, max_position=4096, vocab_size=129_280)
     num_experts = read_num_experts(config, "n_routed_experts", "num_local_experts")
     attention = read_mla(
         config,
         max_position=sizes.max_position,
-        query_rank=1536,
+        query_rank=query_rank,
         interleaved=config.boolean("rope_interleave", default=True),
     )
     return deepseek_decoder(
@@ -71,7 +73,9 @@ def build(config: ConfigReader) -> ModelSpec:
         sizes=sizes,
         attention=[attention] * sizes.num_layers,
         num_experts=num_experts,
-        routing=read_sigmoid_routing(config, num_experts, num_groups=8, top_groups=4, scale=2.5),
+        routing=read_sigmoid_routing(
+            config, num_experts, num_groups=num_groups, top_groups=top_groups, scale=2.5
+        ),
         num_shared=1,
         num_dense=3,
     )

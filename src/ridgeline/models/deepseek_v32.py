@@ -23,10 +23,18 @@ _log = logging.getLogger(__name__)
 
 
 def build(config: ConfigReader) -> ModelSpec:
+    """DeepSeek's."""
+    return _up_to_choice(config, build_v3(config))
+
+
+def _build_glm(config: ConfigReader) -> ModelSpec:
+    return _up_to_choice(config, build_v3(config, num_groups=1, top_groups=1, query_rank=2048))
+
+
+def _up_to_choice(config: ConfigReader, spec: ModelSpec) -> ModelSpec:
     """The context ends where the indexer would begin to leave tokens out."""
     for name in (*_INDEXER, "layer_types"):  # all layers have an indexer, or another's choice
         config.ignore(name)
-    spec = build_v3(config)
     model_type = config.text("model_type")
     limit = min(config.integer("index_topk", default=2048), spec.max_position)
     _log.warning(
@@ -45,5 +53,6 @@ FAMILY = replace(
 GLM_MOE_DSA = replace(
     FAMILY,
     model_type="glm_moe_dsa",
+    build=_build_glm,
     ignored=(*LLAMA_IGNORED, r"model\.layers\.78\..*", _INDEXER_TENSORS),
 )
