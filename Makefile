@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two processes; a file's tests stay in one, so that what they share (a server, an oracle) is made once.
+TWO := -n 2 --dist loadfile
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .PHONY: demo test test-all test-changed test-mutants test-clients test-emulated test-sanitized test-gpu \
@@ -11,18 +13,18 @@ demo: $(VENV)/.installed
 	$(BIN)/ridgeline generate --prompt "$$(printf 'def read_file(path):\n    \042\042\042Return')" --max-tokens 64 --temperature 0
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest $(TWO) -m "not slow"
 
 # The tests of the packages that differ from main.
 test-changed: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 -m "not slow" $$(git diff --name-only $$(git merge-base HEAD main) \
+	$(BIN)/python -m pytest $(TWO) -m "not slow" $$(git diff --name-only $$(git merge-base HEAD main) \
 	  | sed -nE 's#^(src/ridgeline|tests)/([a-z_]+)/.*#tests/\2#p' | sort -u | xargs -r ls -d 2>/dev/null)
 
 # Everything, and once more what is not slow where the folders are full of a user's things.
 test-all: $(VENV)/.installed-dev lint test-sanitized
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile explore -m "not alone"
 	$(BIN)/python -m pytest -m alone
-	RIDGELINE_TEST_FOLDERS=full $(BIN)/python -m pytest -n 2 -m "not slow"
+	RIDGELINE_TEST_FOLDERS=full $(BIN)/python -m pytest $(TWO) -m "not slow"
 
 # The 40 items of docs/reliability.md at their full counts, or ITEMS of them: item by item, hours in all.
 test-reliability: $(VENV)/.installed-dev

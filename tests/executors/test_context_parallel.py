@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.executors.rank_threads import RankThreads
 from tests.executors.test_ranks import FOUR_HEADS, LOGITS, WIDE, _assert_same, _config, _model
-from tests.parity.every_case import CASES
+from tests.parity.every_case import CASES, quick
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver
 
 from ridgeline.core.config import EngineConfig
@@ -157,7 +157,7 @@ FULL = {
 }.values()
 
 
-@pytest.mark.parametrize("case", FULL, ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", quick(FULL), ids=lambda case: f"{case.family}-{case.name}")
 def test_every_family_of_full_attention_gives_the_same_bits(case):
     model, layout = _model(_config(case) | LONG), ParallelLayout(context=2)
     ranks = RankThreads(2, layout=layout)

@@ -13,7 +13,7 @@ from tests.executors.test_ranks import (
     _plain,
     _priced,
 )
-from tests.parity.every_case import CASES
+from tests.parity.every_case import CASES, quick
 from tests.tiny import CONFIG, EXPERTS, LATENT
 
 from ridgeline.core import ops
@@ -49,7 +49,7 @@ def ranks(request):
     ranks.close()
 
 
-@pytest.mark.parametrize("case", MIXTURES, ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", quick(MIXTURES), ids=lambda case: f"{case.family}-{case.name}")
 def test_every_family_with_experts_gives_the_same_bits(ranks, case):
     model = _model(_config(case))
     expected = on_executor(CPUExecutor({ModelRole.TARGET: model}, 16), _plain)
@@ -100,7 +100,7 @@ def _prompt_and_token(driver):
     driver.run(driver.segment(0, 13, [7]))
 
 
-@pytest.mark.parametrize("case", SPLIT, ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", quick(SPLIT), ids=lambda case: f"{case.family}-{case.name}")
 def test_every_family_that_is_split_gives_the_same_bits_so(case):
     model = _model(_config(case))
     layout = ParallelLayout(tensor=2, expert=4)
@@ -171,7 +171,7 @@ def test_what_is_exchanged_is_what_is_priced(ranks, config):
     assert total_bytes == pytest.approx(sum(work.link_bytes for work in priced), rel=1e-9)
 
 
-@pytest.mark.parametrize("case", MIXTURES, ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", quick(MIXTURES), ids=lambda case: f"{case.family}-{case.name}")
 def test_a_rank_has_its_experts_and_all_else(case):
     spec, layout = describe(_config(case)).spec, ParallelLayout(expert=2)
     parts = [shard(spec, layout, rank).ops for rank in range(2)]

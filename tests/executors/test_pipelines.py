@@ -13,7 +13,7 @@ from tests.executors.test_ranks import (
     _model,
     _plain,
 )
-from tests.parity.every_case import CASES
+from tests.parity.every_case import CASES, quick
 from tests.tiny import CONFIG, WINDOWED
 
 from ridgeline.core.cache_groups import shares_kv
@@ -40,7 +40,7 @@ def _layout(model, num_stages, tensor=1):
     return layout_of(model, config, "cpu")
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", quick(ALL), ids=lambda case: f"{case.family}-{case.name}")
 def test_every_family_gives_the_same_bits(case):
     model = _model(_config(case))
     expected = on_executor(CPUExecutor({ModelRole.TARGET: model}, 16), _plain)

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 import pytest
 from tests.executors.rank_threads import RankThreads, on_executor
-from tests.parity.every_case import CASES
+from tests.parity.every_case import CASES, quick
 from tests.tiny import CONFIG, EXPERTS, LATENT, Driver
 
 from ridgeline.core.arrays import cast
@@ -80,7 +80,7 @@ def _is_split(config, num_ranks):
 DENSE = [case for case in CASES if "vision" not in case.name and _is_split(_config(case), 2)]
 
 
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", quick(DENSE), ids=lambda case: f"{case.family}-{case.name}")
 def test_every_family_that_is_split_gives_the_same_bits(ranks, case):
     model = _model(_config(case))
     expected = on_executor(CPUExecutor({ModelRole.TARGET: model}, 16), _plain)
@@ -143,7 +143,7 @@ def _priced(model, ranks, rank, spans):
     return total([op_work(op, make_batch([span]), part) for span in spans for op in part.ops])
 
 
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("case", quick(DENSE), ids=lambda case: f"{case.family}-{case.name}")
 def test_a_rank_has_the_share_of_each_weight_that_is_priced(case):
     spec, layout = describe(_config(case)).spec, ParallelLayout(tensor=2)
     whole = {use.weight.name: use for op in lower(spec) for use in weight_uses(op)}

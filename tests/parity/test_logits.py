@@ -17,17 +17,6 @@ ALL_EXECUTORS = pytest.mark.parametrize("executor", TOLERANCES)
 
 @ALL_EXECUTORS
 @ALL_CASES
-def test_prefill(case, executor, oracle_of):
-    oracle = oracle_of(case.id)
-    with _llm(case, oracle, executor) as llm:
-        logits = llm.logits(oracle.prompt)
-    expected = oracle.logits[: len(oracle.prompt)]
-    assert logits.shape == expected.shape
-    assert np.abs(logits - expected).max() <= TOLERANCES[executor]
-
-
-@ALL_EXECUTORS
-@ALL_CASES
 def test_cached_decode(case, executor, oracle_of):
     oracle = oracle_of(case.id)
     model = load(oracle.folder, max_model_len=case.max_model_len).model
@@ -35,22 +24,21 @@ def test_cached_decode(case, executor, oracle_of):
     assert np.abs(logits - oracle.logits).max() <= TOLERANCES[executor]
 
 
-@ALL_EXECUTORS
+@pytest.mark.parametrize("executor", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
 @ALL_CASES
-def test_greedy_tokens(case, executor, oracle_of):
-    oracle = oracle_of(case.id)
+def test_prefill_and_greedy_tokens_of_an_engine(case, executor, oracle_of):
+    oracle, most = oracle_of(case.id), TOLERANCES[executor]
+    settings = {"executor": executor, "dtype": "float32", "max_model_len": case.max_model_len}
     params = SamplingParams(temperature=0.0, max_tokens=DECODED, ignore_eos=True)
-    with _llm(case, oracle, executor) as llm:
+    with LLM(model=str(oracle.folder), **settings) as llm:
+        logits = llm.logits(oracle.prompt)
         (output,) = llm.generate([oracle.prompt], params)
-    tokens = output.outputs[0].token_ids
-    for ours, theirs, logits in zip(
-        tokens, oracle.greedy_token_ids, oracle.greedy_logits, strict=True
+    expected = oracle.logits[: len(oracle.prompt)]
+    assert logits.shape == expected.shape
+    assert np.abs(logits - expected).max() <= most
+    for ours, theirs, logits_V in zip(
+        output.outputs[0].token_ids, oracle.greedy_token_ids, oracle.greedy_logits, strict=True
     ):
         if ours != theirs:
-            assert logits[theirs] - logits[ours] <= 2 * TOLERANCES[executor], "not a tie"
+            assert logits_V[theirs] - logits_V[ours] <= 2 * most, "not a tie"
             return  # what follows is another text
-
-
-def _llm(case, oracle, executor):
-    settings = {"executor": executor, "dtype": "float32", "max_model_len": case.max_model_len}
-    return LLM(model=str(oracle.folder), **settings)
