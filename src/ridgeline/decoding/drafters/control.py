@@ -200,16 +200,19 @@ class StepCosts:
         those that deepen a tree have."""
         count = len(a_pass.segments)
         mean_length = sum(segment.start for segment in a_pass.segments) / count
+
+        def width_s(width: int) -> float:
+            return self._seconds(count, mean_length, width, a_pass.role)
+
         width, part = divmod(a_pass.num_tokens / count, 1.0)
-        first_s, wider_s, *later_s = (
-            self._seconds(count, mean_length, each, a_pass.role)
-            for each in (
-                int(width),
-                int(width) + bool(part),
-                *(1 + a_pass.nodes_at(step) for step in range(1, a_pass.num_steps)),
-            )
-        )
-        return first_s + part * (wider_s - first_s) + sum(later_s)
+        first_s, later_s, num_later = width_s(int(width)), 0.0, a_pass.num_steps - 1
+        if part:
+            first_s += part * (width_s(int(width) + 1) - first_s)
+        if a_pass.num_nodes:
+            later_s = sum(width_s(1 + a_pass.nodes_at(step + 1)) for step in range(num_later))
+        elif num_later:
+            later_s = num_later * width_s(1)
+        return first_s + later_s
 
     def _seconds(
         self, num_sequences: int, mean_length: float, width: int, role: ModelRole = ModelRole.TARGET

@@ -3,6 +3,7 @@
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, TokenDraw
@@ -11,6 +12,15 @@ from ridgeline.decoding.drafters.lookup_tree import continuations, lookup_tree
 
 DEFAULT_MAX_TOKENS = 1 << 18  # about 40 MB
 _END = -1  # between texts; matches no token, and is not proposed
+
+
+@dataclass(slots=True)
+class _Running:
+    """A sequence, whose output begins at token ``start`` of its text."""
+
+    namespace: str | None
+    tenant: str
+    start: int
 
 
 class _Output(NamedTuple):
@@ -49,7 +59,7 @@ class SuffixDrafter(Drafter):
         self._is_tree = is_tree
         self._draws: dict[int, TokenDraw] = {}
         self._texts: dict[int, HashChains] = {}
-        self._new: dict[int, _Output] = {}
+        self._running: dict[int, _Running] = {}
         self._expected: dict[int, HashChains] = {}
         self._memories: OrderedDict[str, _Memory] = OrderedDict()
         self._num_remembered = 0
@@ -70,7 +80,7 @@ class SuffixDrafter(Drafter):
     ) -> None:
         self._texts[slot], self._draws[slot] = HashChains(), draw
         self._texts[slot].extend(token_ids)
-        self._new[slot] = _Output(namespace, tenant, array("q"))
+        self._running[slot] = _Running(namespace, tenant, len(token_ids))
 
     def expect(self, slot: int, token_ids: Sequence[int]) -> None:
         self._expected[slot] = expected = HashChains()
@@ -78,10 +88,9 @@ class SuffixDrafter(Drafter):
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         self._texts[slot].extend(token_ids)
-        self._new[slot].tokens.extend(token_ids)
 
     def propose(self, slot: int, max_tokens: int) -> Draft:
-        text, namespace = self._texts[slot], self._new[slot].namespace
+        text, namespace = self._texts[slot], self._running[slot].namespace
         memory = self._memories.get(namespace) if namespace is not None else None
         others = [self._expected[slot]] if slot in self._expected else []
         others += [memory.text] if memory is not None else []
@@ -97,24 +106,24 @@ class SuffixDrafter(Drafter):
         return Draft(token_ids=following[:count])
 
     def finish(self, slot: int) -> None:
-        del self._texts[slot], self._draws[slot]
+        text, running = self._texts.pop(slot), self._running.pop(slot)
+        del self._draws[slot]
         self._expected.pop(slot, None)
-        output = self._new.pop(slot)
-        namespace, tokens = output.namespace, output.tokens
+        namespace, tokens = running.namespace, text.tokens[running.start :]
         if namespace is None or len(tokens) <= KEY_TOKENS:  # nothing would follow a match
             return
         del tokens[: -self._max_tokens // 2]
         memory = self._memories.setdefault(namespace, _Memory())
         self._memories.move_to_end(namespace)
-        memory.add(output)
+        memory.add(_Output(namespace, running.tenant, tokens))
         self._num_remembered += len(tokens) + 1
         while self._num_remembered > self._max_tokens:
             self._forget()
 
     def delete_tenant(self, tenant: str) -> None:
-        for output in self._new.values():
-            if output.tenant == tenant:
-                del output.tokens[:]
+        for slot, running in self._running.items():
+            if running.tenant == tenant:
+                running.start = len(self._texts[slot])
         for name, memory in list(self._memories.items()):
             kept = [output for output in memory.outputs if output.tenant != tenant]
             if len(kept) < len(memory.outputs):
