@@ -1,13 +1,14 @@
 """The search, on machines that are otherwise than predicted."""
 
-from math import exp
+from math import exp, log
 
+import numpy as np
 import pytest
 from tests.optimize.machines import SimulatedMachine, pricer, task
 
 from ridgeline.optimize import DEFAULT, Candidate, Journal, Objective, Optimizer
 from ridgeline.optimize.belief import Belief
-from ridgeline.optimize.proof import paired_ratio
+from ridgeline.optimize.proof import paired_ratio, ratios_over
 
 FORMATS_ALONE = (
     "kv_cache_dtype", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens",
@@ -105,12 +106,47 @@ def test_what_two_candidates_share_is_learnt_of_both():
     candidates = [DEFAULT, quantized("int8"), quantized("int8").changed("max_num_seqs", 8)]
     belief = Belief(candidates, [0.0, 0.5, 0.6], {"quantization": 0.4})
     before = belief.estimate(candidates[2])
-    belief.observe(candidates[1], 0.0)
+    belief.observe({candidates[1]: 0.0})
     after = belief.estimate(candidates[2])
     assert before.mean == 0.6
     assert after.mean < 0.2
     assert after.deviation < before.deviation
     assert belief.estimate(DEFAULT).deviation == 0.0
+
+
+def test_a_turn_tells_its_candidates_apart_whatever_the_default_did_in_it():
+    """A default that was slow once makes both look better, and neither beside the other."""
+    one, other = quantized("int8"), quantized("int4")
+    differences = []
+    for turns in ([{one: 0.5, other: 0.3}], [{one: 0.5}, {other: 0.3}]):
+        belief = Belief([DEFAULT, one, other], [0.0, 0.0, 0.0], {"quantization": 0.2})
+        for turn in turns:
+            belief.observe(turn)
+        differences.append(belief.estimate(one).mean - belief.estimate(other).mean)
+    assert 0.2 > differences[0] > 1.1 * differences[1] > 0
+
+
+def test_the_noise_of_a_proof_is_that_of_all_its_visits():
+    """Least squares with a level for each of three turns and an effect of the candidate leave 5
+    degrees of freedom, where three pairs leave 2."""
+    turns = [
+        {"default": [0.00, 0.04], "fast": [0.21]},
+        {"default": [0.52, 0.48], "fast": [0.74]},
+        {"default": [0.11, 0.08], "fast": [0.28]},
+    ]
+    found = ratios_over("default", turns)["fast"]
+    rows, logs = [], []
+    for number, turn in enumerate(turns):
+        for setting, values in turn.items():
+            for value in values:
+                rows.append([number == 0, number == 1, number == 2, setting == "fast"])
+                logs.append(value)
+    design = np.array(rows, dtype=float)
+    solution, (squares,), *_ = np.linalg.lstsq(design, np.array(logs), rcond=None)
+    error = (squares / 5 * np.linalg.inv(design.T @ design)[3, 3]) ** 0.5
+    assert log(found.value) == pytest.approx(solution[3])
+    assert log(found.high) == pytest.approx(solution[3] + 2.571 * error)
+    assert found.num_turns == 3
 
 
 def test_the_interval_of_pairs_is_students():

@@ -4,7 +4,8 @@ The logarithm of a candidate's value over the default's is normal. Its mean is w
 predicts. Its deviation is the sum of one for each change, which all candidates with that change
 share (a format that is slower than predicted is so in each), and one of its own. A pair, measured
 in turn with the default, is that logarithm with noise (Gaussian process regression, Rasmussen and
-Williams 2006, chapter 2, over a linear kernel).
+Williams 2006, chapter 2, over a linear kernel). Pairs of one turn share the default's noise, so
+that candidates of a turn are compared with each other, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,11 +54,16 @@ class Belief:
         self.candidates = tuple(candidates)
         self.means = np.array(means)
         self._prior = _covariance(candidates, doubts)
-        self._pairs: list[tuple[int, float]] = []
+        self._pairs: list[tuple[int, float, int]] = []  # candidate, ratio, turn
+        self._num_turns = 0
 
-    def observe(self, candidate: Candidate, log_ratio: float) -> None:
-        """Learn from a pair."""
-        self._pairs.append((self.candidates.index(candidate), log_ratio))
+    def observe(self, log_ratios: Mapping[Candidate, float]) -> None:
+        """Learn from a turn: the pairs of each candidate in it with the default."""
+        self._pairs += [
+            (self.candidates.index(candidate), ratio, self._num_turns)
+            for candidate, ratio in log_ratios.items()
+        ]
+        self._num_turns += 1
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """What is believed now."""
@@ -66,19 +72,20 @@ class Belief:
         return Estimate(
             mean=float(mean[index]),
             deviation=float(np.sqrt(max(0.0, covariance[index, index]))),
-            num_pairs=sum(index == each for each, _ in self._pairs),
+            num_pairs=sum(index == each for each, *_ in self._pairs),
         )
 
     def best(self, allowed: Sequence[bool]) -> int:
         """The candidate of the highest mean of those that are ``allowed``; of equals the first."""
         return int(np.argmax(np.where(allowed, self._posterior()[0], -np.inf)))
 
-    def next(self, allowed: Sequence[bool]) -> int:
-        """Of those that are allowed, other than the default, the one of the highest upper bound."""
+    def next(self, allowed: Sequence[bool], count: int = 1) -> list[int]:
+        """Of those that are allowed, other than the default, the ones of the highest upper bounds,
+        the highest first."""
         mean, covariance = self._posterior()
         upper = mean + _BOUND * np.sqrt(np.maximum(0.0, np.diagonal(covariance)))
-        upper[0] = -np.inf
-        return int(np.argmax(np.where(allowed, upper, -np.inf)))
+        order = np.argsort(-upper, kind="stable")
+        return [int(index) for index in order if index and allowed[index]][:count]
 
     def risk(self, allowed: Sequence[bool]) -> float:
         """The probability that `best` misses more than `MARGIN` of the best that is allowed."""
@@ -92,19 +99,20 @@ class Belief:
     def _posterior(self) -> tuple[Floats, Floats]:
         if not self._pairs:
             return self.means, self._prior
-        indices = [index for index, _ in self._pairs]
-        residuals = np.array([ratio for _, ratio in self._pairs]) - self.means[indices]
+        indices = [index for index, *_ in self._pairs]
+        turns = np.array([turn for *_, turn in self._pairs])
+        residuals = np.array([ratio for _, ratio, _ in self._pairs]) - self.means[indices]
+        of_visit = self._noise() ** 2 / 2  # one of the candidate, one of the default
+        noise = of_visit * (np.eye(len(indices)) + (turns[:, None] == turns))
         covered = self._prior[np.ix_(indices, indices)]
-        gain = np.linalg.solve(
-            covered + self._noise() ** 2 * np.eye(len(indices)), self._prior[indices]
-        ).T
+        gain = np.linalg.solve(covered + noise, self._prior[indices]).T
         return self.means + gain @ residuals, self._prior - gain @ self._prior[indices]
 
     def _noise(self) -> float:
         """Standard deviation of a pair: a guess, and what repeated pairs of one candidate show."""
         squares, count = _NOISE_COUNT * _NOISE**2, _NOISE_COUNT
-        for index in {index for index, _ in self._pairs}:
-            ratios = [ratio for each, ratio in self._pairs if each == index]
+        for index in {index for index, *_ in self._pairs}:
+            ratios = [ratio for each, ratio, _ in self._pairs if each == index]
             squares += float(np.square(np.array(ratios) - np.mean(ratios)).sum())
             count += len(ratios) - 1
         return float(np.sqrt(squares / count))

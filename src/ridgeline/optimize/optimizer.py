@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, pairwise
 from math import log
-from statistics import median
+from statistics import mean, median
 
 from ridgeline.core.errors import EngineError, MachineError, RidgelineError, SettingsError
 from ridgeline.optimize.belief import MARGIN, Belief
@@ -13,7 +13,13 @@ from ridgeline.optimize.kept import Journal, KeptVisit
 from ridgeline.optimize.load import at_once, first_seconds, pattern_arrivals
 from ridgeline.optimize.measuring import Measurer
 from ridgeline.optimize.objective import Objective, Outcome, value
-from ridgeline.optimize.proof import FEWEST_TURNS, MOST_TURNS, Ratio, paired_ratio
+from ridgeline.optimize.proof import (
+    FEWEST_TURNS,
+    MOST_TURNS,
+    Ratio,
+    paired_ratio,
+    ratios_over,
+)
 from ridgeline.optimize.screening import Pricer, Screened, screen
 from ridgeline.optimize.space import DEFAULT, FORMATS, Candidate
 from ridgeline.optimize.task import Change, Found, Task
@@ -84,7 +90,8 @@ class Optimizer:
         belief = self._race(screened)
         risk = belief.risk(self._allowed(belief.candidates))
         ratios, same = self._prove(belief, screened)
-        winner = self._winner(ratios, same)
+        belief = self._belief(belief.candidates)
+        winner = self._winner(belief, ratios, same)
         belief, steps = self._explain(belief, winner)
         return Found(
             task=self._task,
@@ -182,28 +189,27 @@ class Optimizer:
         return screened
 
     def _race(self, screened: Screened) -> Belief:
-        """Pairs of a candidate and the default, until the choice is safe or the time is over."""
+        """Turns of two candidates and the default, until the choice is safe or the time is over."""
         task = self._task
         leaders = [each.candidate for each in screened.leaders]
         others = [new for each in leaders[:_SPECULATED] for new in task.space.unpredicted(each)]
         met = [each.candidate for each in self._kept.visits_of("race")]
         belief = self._belief([*leaders, *others, *met])
-        for turn in count(len(self._kept.visits_of("race")) // 2):
-            allowed = self._allowed(belief.candidates)
-            index = self._next(belief, allowed)
-            late = self._spent_s > _RACE * task.budget_s - self._visit_s(2)
-            if index is None or late:
+        done = [each.turn for each in self._kept.visits_of("race")]
+        for turn in count(1 + max(done, default=-1)):
+            chosen = [belief.candidates[index] for index in self._next(belief)]
+            late = self._spent_s > _RACE * task.budget_s - self._visit_s(1 + len(chosen))
+            if not chosen or late:
                 break
-            candidate = belief.candidates[index]
-            if not self._is_good_enough(candidate):
+            if not all(self._is_good_enough(each) for each in chosen):
                 continue
-            order = (DEFAULT, candidate) if turn % 2 else (candidate, DEFAULT)
-            if self._turn("race", turn, order):
-                belief.observe(candidate, self._log_ratio("race", turn, candidate))
+            order = [DEFAULT, *chosen]
+            if self._turn("race", turn, order if turn % 2 else order[::-1]):
+                belief.observe(self._log_ratios("race", turn))
         return belief
 
     def _belief(self, candidates: Sequence[Candidate]) -> Belief:
-        """With all pairs so far."""
+        """With all turns so far."""
         candidates = list(dict.fromkeys(candidates))
         base = log(self._predict(DEFAULT))
         unpredicted = {axis.name for axis in self._task.space.axes if not axis.predicted}
@@ -214,9 +220,9 @@ class Optimizer:
             for each in candidates
         ]
         belief = Belief(candidates, means, self._doubts())
-        for candidate, ratio in self._pairs():
-            if candidate in candidates:
-                belief.observe(candidate, ratio)
+        for ratios in self._turns():
+            known = {each: ratio for each, ratio in ratios.items() if each in candidates}
+            belief.observe(known)
         return belief
 
     def _doubts(self) -> dict[str, float]:
@@ -235,27 +241,25 @@ class Optimizer:
             self._predicted[candidate] = self._predicted[twin]
         return self._predicted[candidate]
 
-    def _pairs(self) -> Iterator[tuple[Candidate, float]]:
-        """Every candidate that was measured in a turn with the default."""
+    def _turns(self) -> Iterator[dict[Candidate, float]]:
+        """Of every turn with the default, the candidates that were measured in it."""
         for stage in ("race", "proof", "steps"):
-            turns = {each.turn: None for each in self._kept.visits_of(stage)}
-            for turn in turns:
-                met = {e.candidate: None for e in self._kept.visits_of(stage) if e.turn == turn}
-                for candidate in met:
-                    if candidate != DEFAULT and DEFAULT in met:
-                        yield candidate, self._log_ratio(stage, turn, candidate)
+            for turn in {each.turn: None for each in self._kept.visits_of(stage)}:
+                yield self._log_ratios(stage, turn)
 
-    def _log_ratio(self, stage: str, turn: int, candidate: Candidate) -> float:
-        return self._log_value(stage, turn, candidate) - self._log_value(stage, turn, DEFAULT)
+    def _log_ratios(self, stage: str, turn: int) -> dict[Candidate, float]:
+        """Of each candidate of a turn over the default, the means of their visits."""
+        means = {each: mean(logs) for each, logs in self._logs(stage, turn).items()}
+        base = means.pop(DEFAULT)
+        return {each: found - base for each, found in means.items()}
 
-    def _log_value(self, stage: str, turn: int, candidate: Candidate) -> float:
-        """The mean of its visits of a turn."""
-        logs = [
-            log(self._value(each.visit.outcomes))
-            for each in self._kept.visits_of(stage)
-            if each.turn == turn and each.candidate == candidate
-        ]
-        return sum(logs) / len(logs)
+    def _logs(self, stage: str, turn: int) -> dict[Candidate, list[float]]:
+        """The logarithms of the visits of a turn."""
+        found: dict[Candidate, list[float]] = {}
+        for each in self._kept.visits_of(stage):
+            if each.turn == turn:
+                found.setdefault(each.candidate, []).append(log(self._value(each.visit.outcomes)))
+        return found
 
     def _turn(self, stage: str, turn: int, order: Sequence[Candidate]) -> bool:
         """Visit some candidates in order; one that does not run is out, and so is the turn."""
@@ -275,26 +279,29 @@ class Optimizer:
     def _allowed(self, candidates: Sequence[Candidate]) -> list[bool]:
         return [each not in self._rejected for each in candidates]
 
-    def _next(self, belief: Belief, allowed: Sequence[bool]) -> int | None:
-        """Who is measured next; nobody where the choice is safe."""
+    def _next(self, belief: Belief) -> list[int]:
+        """Who is measured next: who may be the best, and the choice or who is next to that one;
+        nobody where the choice is safe."""
+        allowed = self._allowed(belief.candidates)
         if not any(allowed[1:]):
-            return None
+            return []
         if self._task.objective is Objective.MEMORY:
             return self._next_smaller(belief, allowed)
         best = belief.best(allowed)
         enough = best == 0 or self._num_pairs(belief, best) >= _ENOUGH_PAIRS
         if belief.risk(allowed) < _RISK:
-            return None if enough else best
-        return belief.next(allowed)
+            return [] if enough else [best]
+        first, *others = belief.next(allowed, 2)
+        return [first, best] if best not in (0, first) else [first, *others]
 
-    def _next_smaller(self, belief: Belief, allowed: Sequence[bool]) -> int | None:
+    def _next_smaller(self, belief: Belief, allowed: Sequence[bool]) -> list[int]:
         """The smallest that may still keep the goodput and was not measured enough."""
         for index in self._by_memory(belief):
             estimate = belief.estimate(belief.candidates[index])
             may_hold = estimate.mean + 1.28 * estimate.deviation > -MARGIN
             if index and allowed[index] and may_hold:
-                return index if estimate.num_pairs < _ENOUGH_PAIRS else None
-        return None
+                return [index] if estimate.num_pairs < _ENOUGH_PAIRS else []
+        return []
 
     def _by_memory(self, belief: Belief) -> list[int]:
         candidates = belief.candidates
@@ -373,23 +380,15 @@ class Optimizer:
             if not self._turn("proof", turn, order if turn % 2 else order[::-1]):
                 return {}, None
         turns = sorted({each.turn for each in self._kept.visits_of("proof")})
-        ratios = {
-            each: paired_ratio([self._log_ratio("proof", turn, each) for turn in turns])
-            for each in challengers
-        }
-        return ratios, paired_ratio([self._same(turn) for turn in turns])
+        logs = [self._logs("proof", turn) for turn in turns]
+        same = [second - first for first, second in (each[DEFAULT] for each in logs)]
+        return ratios_over(DEFAULT, logs), paired_ratio(same)
 
-    def _same(self, turn: int) -> float:
-        """The logarithm of the default's later visit of a turn over its earlier one."""
-        first, second = (
-            self._value(each.visit.outcomes)
-            for each in self._kept.visits_of("proof")
-            if each.turn == turn and each.candidate == DEFAULT
-        )
-        return log(second / first)
-
-    def _winner(self, ratios: dict[Candidate, Ratio], same: Ratio | None) -> Candidate:
-        """The best that is proven to be better, beyond what the default seems to be than itself."""
+    def _winner(
+        self, belief: Belief, ratios: dict[Candidate, Ratio], same: Ratio | None
+    ) -> Candidate:
+        """Of those that are proven to be better, beyond what the default seems to be than itself,
+        the one that is best by everything that was measured."""
         if same is None:
             return DEFAULT
         noise = max(same.low, 1 / same.high, 1.0)  # 1 but where the default differs from itself
@@ -405,7 +404,7 @@ class Optimizer:
             for each, ratio in ratios.items()
             if ratio.low > noise and ratio.value > _LEAST_GAIN
         ]
-        return max(proven, key=lambda each: ratios[each].value, default=DEFAULT)
+        return max(proven, key=lambda each: belief.estimate(each).mean, default=DEFAULT)
 
     def _explain(self, belief: Belief, winner: Candidate) -> tuple[Belief, list[Change]]:
         """What each change adds, those of the largest predicted effect first; the ways between are

@@ -1,9 +1,12 @@
-"""Whether one is better than another: paired turns, Student's interval, and the default twice."""
+"""Whether one is better than another: turns of visits, Student's interval, the default twice."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
 from statistics import mean, stdev
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 # Two-sided 95 % quantiles of Student's distribution by degrees of freedom, from 1 on.
 _STUDENT = (
@@ -30,9 +33,50 @@ class Ratio:
 
 def paired_ratio(log_ratios: Sequence[float]) -> Ratio:
     """Of the logarithms of at least two pairs."""
-    count = len(log_ratios)
     center = mean(log_ratios)
-    half = _STUDENT[count - 2] * stdev(log_ratios) / sqrt(count)
+    error = stdev(log_ratios) / sqrt(len(log_ratios))
+    return _ratio(center, error, len(log_ratios) - 1, len(log_ratios))
+
+
+def ratios_over(first: K, turns: Sequence[Mapping[K, Sequence[float]]]) -> dict[K, Ratio]:
+    """Of each other one over ``first``: the logarithms of all visits of at least two turns, each of
+    which has as many of each as any other turn.
+
+    What is left of a visit beside what its turn and what it visits add is noise, which all visits
+    share (analysis of variance of two factors without interaction). Pairs would learn of the
+    noise from themselves alone.
+    """
+    count, visits = len(turns), [log for turn in turns for logs in turn.values() for log in logs]
+    levels = [mean([log for logs in turn.values() for log in logs]) for turn in turns]
+    effects = {
+        each: mean(
+            log - level for turn, level in zip(turns, levels, strict=True) for log in turn[each]
+        )
+        for each in turns[0]
+    }
+    squares = sum(
+        (log - level - effects[each]) ** 2
+        for turn, level in zip(turns, levels, strict=True)
+        for each, logs in turn.items()
+        for log in logs
+    )
+    freedom = len(visits) - count - (len(effects) - 1)
+    noise = sqrt(squares / freedom)
+    sizes = {each: count * len(logs) for each, logs in turns[0].items()}
+    return {
+        each: _ratio(
+            effects[each] - effects[first],
+            noise * sqrt(1 / sizes[each] + 1 / sizes[first]),
+            freedom,
+            count,
+        )
+        for each in effects
+        if each != first
+    }
+
+
+def _ratio(center: float, error: float, freedom: int, num_turns: int) -> Ratio:
+    half = _STUDENT[min(freedom, len(_STUDENT)) - 1] * error
     return Ratio(
-        value=exp(center), low=exp(center - half), high=exp(center + half), num_turns=count
+        value=exp(center), low=exp(center - half), high=exp(center + half), num_turns=num_turns
     )
