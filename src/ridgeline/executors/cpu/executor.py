@@ -1,6 +1,5 @@
 """`CPUExecutor`: our C++ kernels behind the plan."""
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Attend, FeatureOp, MoE, Op, SendHidden, StageOp
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
-from ridgeline.core.rope_spec import RopeSpec
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
@@ -29,7 +27,8 @@ from ridgeline.executors.cpu.feature_ops import logits_by_depth, run_feature_op
 from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
 from ridgeline.executors.cpu.kv_selection import choose, ends_prompts
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
-from ridgeline.executors.cpu.program import Program, depends_on_length
+from ridgeline.executors.cpu.program import Program
+from ridgeline.executors.cpu.ropes import depends_on_length, tables_by_length
 from ridgeline.executors.cpu.spans import SpanLog
 from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.streaming import stream_weights
@@ -45,7 +44,6 @@ from ridgeline.executors.state import SequenceState
 from ridgeline.kernels.cpu.library import ABI_VERSION, chosen_level
 from ridgeline.kernels.cpu.pool import shared_pool
 from ridgeline.kernels.cpu.structs import Buffer
-from ridgeline.models import inverse_frequencies, rope_attention_factor
 from ridgeline.weights import Adapter
 
 if TYPE_CHECKING:
@@ -335,7 +333,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 assert model.cuts is not None
                 model.cuts.run(op, batch)
 
-        tables, addresses = _length_dependent_tables(model.program, batch)
+        tables, addresses = tables_by_length(model.program.ropes, batch)
         model.program.run(
             struct,
             self.pools[batch.role].structs,
@@ -474,34 +472,3 @@ def _adjusted(
 
 def _hidden(model: _Model, first: int, last: int) -> Callable[[], Array]:
     return lambda: model.program.rows(Buffer.H, last)[first:, : model.spec.hidden_size]
-
-
-def _length_dependent_tables(
-    program: Program, batch: CPUBatch
-) -> tuple[list[npt.NDArray[np.float32]], Any]:
-    """cos and sin of the rotary tables that depend on sequence lengths, and their addresses."""
-    if not any(depends_on_length(spec) for spec in program.ropes):
-        return [], None
-    lengths, row = [], 0
-    for state, count in zip(batch.states, batch.num_own, strict=True):
-        stop = row + count
-        lengths += [state.rope_length(position) for position in batch.positions[row:stop].tolist()]
-        row = stop
-    tables, addresses = [], []
-    for spec in program.ropes:
-        if depends_on_length(spec):
-            tables.append(_cos_sin(spec, batch.positions, lengths))
-            addresses.append(tables[-1].ctypes.data)
-        else:
-            addresses.append(0)
-    return tables, (ctypes.c_void_p * len(addresses))(*addresses)
-
-
-def _cos_sin(spec: RopeSpec, positions_T: npt.NDArray[np.int32], lengths: list[int]) -> Floats:
-    """cos of all tokens ``[T, rotary_dim / 2]``, then sin; each by the length that it sees."""
-    of_length = {length: inverse_frequencies(spec, sequence_length=length) for length in {*lengths}}
-    frequencies = np.stack([of_length[length] for length in lengths])
-    # The angles are float32, as checkpoints were trained.
-    angles = (positions_T.astype(np.float32)[:, None] * frequencies).astype(np.float64)
-    factor = rope_attention_factor(spec)
-    return (np.concatenate([np.cos(angles), np.sin(angles)]) * factor).astype(np.float32)

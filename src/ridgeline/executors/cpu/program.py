@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ridgeline.core import ops
 from ridgeline.core.cache_groups import kv_groups
 from ridgeline.core.errors import EngineError, OutOfMemoryError
-from ridgeline.core.rope_spec import DynamicScaling, RopeSpec
+from ridgeline.core.rope_spec import RopeSpec
 from ridgeline.core.spec import ModelSpec, NormKind, NormScope, NormSpec
 from ridgeline.executors.cpu.op_structs import (
     activation_struct,
@@ -19,6 +19,7 @@ from ridgeline.executors.cpu.op_structs import (
     widths,
     xielu_struct,
 )
+from ridgeline.executors.cpu.ropes import depends_on_length
 from ridgeline.executors.cpu.streaming import StreamedWeights
 from ridgeline.executors.cpu.weights import PackedWeights
 from ridgeline.kernels.cpu.group import RankGroup
@@ -501,8 +502,3 @@ class Program:
             )
             self.ropes.append(spec)
         return self.ropes.index(spec)
-
-
-def depends_on_length(spec: RopeSpec) -> bool:
-    """Whether a token's rotary frequencies depend on how long its sequence is."""
-    return isinstance(spec.scaling, DynamicScaling)
