@@ -18,6 +18,7 @@ LONG = {"vocab_size": VOCAB, "max_position_embeddings": 2048, "head_dim": 32}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
+SLOW = pytest.mark.slow
 BATCHED = {"max_num_batched_tokens": 700}  # several ranges in a step are shared
 
 
@@ -52,15 +53,18 @@ def _outputs(llm):
     ("speculation", "settings"),
     [
         ("off", {"dtype": "bfloat16", "pool_tokens": 768}),
-        ("off", {"decode_replay_s": 0.2, "quantization": "int8", "kv_cache_dtype": "int8"}),
+        pytest.param(
+            "off", {"decode_replay_s": 0.2, "quantization": "int8", "kv_cache_dtype": "int8"},
+            marks=SLOW,
+        ),
         ("ngram", {"quantization": "int4", "kv_cache_dtype": "int4", **BATCHED}),
         ("draft", {"quantization": "int8", "enable_prefix_caching": False}),
-        ("draft tree", {"dtype": "bfloat16", "block_tokens": 32}),
-        ("off", {"pair": "experts"}),
+        pytest.param("draft tree", {"dtype": "bfloat16", "block_tokens": 32}, marks=SLOW),
+        pytest.param("off", {"pair": "experts"}, marks=SLOW),
     ],
     ids=["preemption", "replay", "n-grams", "draft model", "trees", "experts"],
 )  # fmt: skip
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=SLOW)])
 def test_ranks_that_share_contexts_give_the_tokens_of_one_process(
     open_llm, speculation, settings, num_ranks
 ):

@@ -45,7 +45,8 @@ DRAFTERS_WITH_HEADS = tuple(
     for shape in ("", " tree")
 )
 # The CUDA executor runs on the CPU here, op by op as on a GPU.
-EXECUTORS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow)]
+EXECUTOR_NAMES = ("reference", "cpu", "cuda")
+EXECUTORS = [*EXECUTOR_NAMES[:2], pytest.param("cuda", marks=pytest.mark.slow)]
 _LAYER_AHEAD = f"model.layers.{CONFIG['num_hidden_layers']}."
 _DISAGREEMENT = 0.05  # noise on the draft's weights, relative to their own spread
 

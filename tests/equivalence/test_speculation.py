@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 from tests.conftest import VOCAB
-from tests.equivalence.conftest import DRAFTERS, drafting_settings
+from tests.equivalence.conftest import DRAFTERS, EXECUTOR_NAMES, drafting_settings
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import SettingsError
@@ -66,8 +66,16 @@ QUICK = {
     ("draft", "windowed"),
     ("adaptive", "plain"),
 }
+QUICK_ON_REFERENCE = {("ngram", "tight"), ("eagle3 tree", "plain"), ("draft", "windowed")}
+QUICK_ON = {"cpu": QUICK, "reference": QUICK_ON_REFERENCE, "cuda": ()}
 MATRIX = [
-    pytest.param(drafter, engine, marks=() if (drafter, engine) in QUICK else pytest.mark.slow)
+    pytest.param(
+        executor,
+        drafter,
+        engine,
+        marks=() if (drafter, engine) in QUICK_ON[executor] else pytest.mark.slow,
+    )
+    for executor in EXECUTOR_NAMES
     for drafter in DRAFTERS
     for engine in ENGINES
 ]
@@ -121,7 +129,7 @@ def expected(open_llm):
     return get
 
 
-@pytest.mark.parametrize(("drafter", "engine"), MATRIX)
+@pytest.mark.parametrize(("executor", "drafter", "engine"), MATRIX, indirect=["executor"])
 def test_outputs_are_those_without(open_llm, expected, drafter, engine):
     settings = ENGINES[engine]
     num_accepted = 0

@@ -34,8 +34,10 @@ def quick(cases):
 @cache
 def _kinds(case_id):
     (case,) = (case for case in CASES if case.id == case_id)
+    if case.family == "gemma3":  # a config of two parts, which transformers writes
+        return {case_id}
     config = {"model_type": case.family} | case.config
-    return {_kind(op) for op in lower(describe(config).spec)}
+    return {_kind(op) for op in lower(describe(config, context=case.max_model_len).spec)}
 
 
 def _kind(value):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.parity.every_case import CASES
+from tests.parity.every_case import CASES, quick
 from tests.parity.oracle import _model
 from tests.roofline.counting import count
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_executor, tiny_model
@@ -101,7 +101,7 @@ def family_model(case):
     return ExecutorModel(spec=definition.spec, ops=ops, weights=weights, dtype="float32")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", quick(CASES), ids=lambda case: case.id)
 def test_every_family(case, monkeypatch):
     model = family_model(case)
     check(monkeypatch, model, decode_and_prefill, prepare=start_two)

@@ -87,7 +87,9 @@ def test_prefill_is_cut_to_the_budget_and_decodes_go_first():
     assert first.finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(each, marks=pytest.mark.slow) for each in range(6, 20))]
+)
 @pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
 @pytest.mark.parametrize(("max_in_flight", "num_stages"), [(1, 1), (2, 1), (4, 1), (3, 2)])
