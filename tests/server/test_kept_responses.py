@@ -214,3 +214,25 @@ def test_bytes_are_limited_for_each_tenant_and_in_all(tmp_path, monkeypatch):
             assert await there(found, "b", range(10, 15)) == [10, 11, 12, 13, 14]
 
     asyncio.run(fill())
+
+
+def test_what_a_response_was_made_from_is_listed(client):
+    first = ask(client, "the cat")
+    second = ask(client, [{"role": "user", "content": "the mat"}], previous_response_id=first["id"])
+    path = f"/v1/responses/{second['id']}/input_items"
+    items = client.get(path, params={"order": "asc"}).json()["data"]
+    assert [item["role"] for item in items] == ["user", "assistant", "user"]
+    assert items[0]["content"] == [{"type": "input_text", "text": "the cat"}]
+    page = client.get(path, params={"limit": 1, "after": items[2]["id"]}).json()
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == ([items[1]["id"]], True)
+    for query in ({"order": "up"}, {"after": "x"}):
+        assert client.get(path, params=query).status_code == 400
+    assert client.get("/v1/responses/resp_1/input_items").status_code == 404
+
+
+def test_tokens_of_an_input_are_counted(client):
+    first = ask(client, "the cat")
+    goes_on = {"previous_response_id": first["id"]}
+    path = "/v1/responses/input_tokens"
+    counted = client.post(path, json={"input": "the mat", **goes_on}).json()["input_tokens"]
+    assert counted == ask(client, "the mat", **goes_on)["usage"]["input_tokens"]

@@ -196,3 +196,36 @@ def certificate(folder):
             serialization.NoEncryption(),
         )
     )
+
+
+def test_anthropics_tool_runner_is_told_that_no_conversation_is_held(http):
+    body = CHAT | {"thread": {"type": "create"}}
+    refused = http.post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+    assert "details" not in http.post("/v1/messages", json={"messages": []}).json()["error"]
+
+
+def test_documents_of_text_are_read(http):
+    source = {"type": "text", "media_type": "text/plain", "data": "the mat"}
+    document = {"type": "document", "source": source, "title": "the cat", "context": "the hat"}
+    count = [
+        http.post("/v1/messages/count_tokens", json={"messages": [{"role": "user", "content": c}]})
+        for c in ([document], "the cat\nthe hat\nthe mat")
+    ]
+    assert count[0].json() == count[1].json()
+    document["source"] = {"type": "url", "url": "https://example.com/a.pdf"}
+    body = CHAT | {"messages": [{"role": "user", "content": [document]}]}
+    error = http.post("/v1/messages", json=body).json()["error"]
+    assert error["message"] == "messages[0]: this model reads documents of plain text."
+
+
+def test_calls_come_back_as_openais_package_dumps_them(http):
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
+    call |= {"async": None, "async_": None, "caller": None, "namespace": None}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    body = {"input": [call, output], "max_output_tokens": 2}
+    assert http.post("/v1/responses", json=body).status_code == 200

@@ -19,6 +19,8 @@ _INSTEAD = {
     "/v1/messages/batches": "batches are OpenAI's, at /v1/batches",
     "/v1/fine_tuning": "`ridgeline train-adapter` and `ridgeline distill` train, without a server",
     "/v1/vector_stores": "/v1/embeddings makes vectors, and keeps none",
+    "/v1/conversations": "send the conversation as input, or name a previous_response_id",
+    "/v1/uploads": "/v1/files takes a file as a whole",
     "/v1/assistants": _CHATS,
     "/v1/threads": _CHATS,
     "/v1/load_lora_adapter": _ADAPTERS,

@@ -32,9 +32,16 @@ from ridgeline.server.routes.model_operations import model_operations
 from ridgeline.server.schemas import caches as schema_caches
 from ridgeline.server.schemas import ollama as schemas
 from ridgeline.server.schemas import plain as plain_schemas
-from ridgeline.server.schemas.batches import FILES_QUERY, PAGE_QUERY, UPLOAD_FORM, BatchRequest
+from ridgeline.server.schemas.batches import (
+    FILES_QUERY,
+    ITEMS_QUERY,
+    PAGE_QUERY,
+    UPLOAD_FORM,
+    BatchRequest,
+)
 from ridgeline.server.schemas.llamacpp import ApplyTemplateRequest
 from ridgeline.server.schemas.operations import ProfileRequest
+from ridgeline.server.schemas.responses import ResponsesRequest
 
 _MAX_PATH_CHARS = 100
 
@@ -147,6 +154,24 @@ def _responses() -> list[Operation]:
     path = "/v1/responses/{response_id}"
     return [
         Operation("GET", path, responses.get_response, "A response that was kept", is_counted=True),
+        Operation(
+            "GET",
+            f"{path}/input_items",
+            responses.input_items,
+            "What a kept response was made from",
+            query=ITEMS_QUERY,
+            is_counted=True,
+        ),
+        Operation(
+            "POST",
+            "/v1/responses/input_tokens",
+            responses.count_input_tokens,
+            "Length of a response's prompt",
+            request=ResponsesRequest,
+            prompt_field="input",
+            of_model=True,
+            is_counted=True,
+        ),
         Operation("DELETE", path, responses.delete_response, "Forget a response", is_counted=True),
     ]
 

@@ -23,6 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _OF_TOKEN = re.compile(r"Token id \d+ in (\w+_\w+) ")
 _FIELDS = ("n", "temperature", "seed", "stop", "logprobs", "dimensions")
 _RETRY_AFTER_S = 1
+THREAD_UNSUPPORTED = "thread_unsupported_request"  # Anthropic's clients then go on without one
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -78,7 +79,10 @@ class ApiError(Exception):
         """The error as the clients of that family read it."""
         default = "api_error" if self.status >= 500 else "invalid_request_error"
         if family is ApiFamily.ANTHROPIC:
-            error = {"type": _ANTHROPIC_TYPES.get(self.status, default), "message": self.message}
+            kind = _ANTHROPIC_TYPES.get(self.status, default)
+            error: dict[str, Any] = {"type": kind, "message": self.message}
+            if self.code == THREAD_UNSUPPORTED:
+                error["details"] = {"error_code": self.code, "unsupported": [self.param]}
             return {"type": "error", "error": error, "request_id": request_id}
         if family is ApiFamily.OLLAMA:
             return {"error": self.message}

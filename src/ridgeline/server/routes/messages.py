@@ -19,7 +19,7 @@ from ridgeline.server.answers import (
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import ChatInput, Choice, ToolSpec, call_input
 from ridgeline.server.cost import cost_of
-from ridgeline.server.errors import ApiError, bad_request
+from ridgeline.server.errors import THREAD_UNSUPPORTED, ApiError, bad_request
 from ridgeline.server.ids import new_id
 from ridgeline.server.output_formats import FormatSchema
 from ridgeline.server.prompts import tokenize
@@ -34,6 +34,7 @@ from ridgeline.server.schemas.messages import (
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
+    TextSource,
 )
 from ridgeline.text.output import Content, Reasoning
 
@@ -57,6 +58,9 @@ async def messages(call: Call, request: MessagesRequest) -> Reply | EventStream:
     """Answer a conversation."""
     if request.stop is not None and request.stop_sequences is not None:
         raise bad_request("stop and stop_sequences exclude each other.", "stop_sequences")
+    if request.thread is not None:
+        text = "thread: this server holds no conversations; send all messages."
+        raise bad_request(text, "thread", THREAD_UNSUPPORTED)
     stop = None if request.stop_sequences is None else tuple(request.stop_sequences)
     config = request.output_config
     format_schema = None
@@ -137,6 +141,8 @@ def _turns(message: InputMessage, where: str) -> list[dict[str, Any]]:
     for block in message.content:
         if block.type == "text" and block.text is not None:
             texts.append({"type": "text", "text": block.text})
+        elif block.type == "document":
+            texts.append({"type": "text", "text": _document(block, where)})
         elif block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "tool_use" and block.name is not None:
@@ -171,6 +177,15 @@ def _text(content: str | list[Block] | list[Any], where: str) -> str:
             raise _not_read(block, where, {"text": "text"})
         parts.append(block.text)
     return "\n".join(parts)
+
+
+def _document(block: Block, where: str) -> str:
+    """A document with what is said of it, each on lines of its own."""
+    try:
+        source = msgspec.convert(block.source, TextSource)
+    except msgspec.ValidationError:
+        raise bad_request(f"{where}: this model reads documents of plain text.", where) from None
+    return "\n".join(part for part in (block.title, block.context, source.data) if part)
 
 
 def _not_read(block: Block, where: str, readable: Mapping[str, str] = _NEEDED) -> ApiError:

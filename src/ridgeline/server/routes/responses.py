@@ -14,6 +14,7 @@ from ridgeline.server.answers import (
     CallDelta,
     answer_pieces,
     prepare_answer,
+    prompt_of,
 )
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import ChatInput, ToolSpec, call_input
@@ -23,8 +24,10 @@ from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.responses import KeptResponse
 from ridgeline.server.logprobs import chat_logprobs
 from ridgeline.server.output_formats import FormatSchema
+from ridgeline.server.prompts import tokenize
 from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.response_items import OutputItem
+from ridgeline.server.routes.paging import page_limit, page_of
 from ridgeline.server.schemas.chat import ChosenLogprob
 from ridgeline.server.schemas.responses import (
     InputItem,
@@ -65,6 +68,34 @@ async def get_response(call: Call) -> Reply:
     """A response that was kept."""
     kept = await call.server.jobs.responses.get(call.caller.tenant, call.path_params["response_id"])
     return Reply(body=kept.response)
+
+
+async def input_items(call: Call) -> Reply:
+    """What a kept response was made from, its latest item first."""
+    kept = await call.server.jobs.responses.get(call.caller.tenant, call.path_params["response_id"])
+    order, after = call.query.get("order", "desc"), call.query.get("after")
+    limit = page_limit(call, 100)
+    if order not in ("asc", "desc"):
+        raise bad_request("order must be asc or desc.", "order")
+    given = kept.items[: len(kept.items) - len(kept.response["output"])]
+    items = [_listed(item, index) for index, item in enumerate(given)]
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise bad_request("after must be the id of an item of this list.", "after")
+        items = items[ids.index(after) + 1 :]
+    return Reply(body=page_of(items[:limit], len(items) > limit))
+
+
+async def count_input_tokens(call: Call, request: ResponsesRequest) -> Reply:
+    """The length of the prompt that a response would have."""
+    call.server.check_model(request.model, call.caller)
+    _check(request, keeps=call.server.config.keep_responses_s is not None)
+    prompt = await prompt_of(call, _conversation(request, await _earlier(call, request)))
+    (ids,) = await tokenize(call.server, prompt, add_special_tokens=False, param=call.prompt_field)
+    return Reply(body={"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def delete_response(call: Call) -> Reply:
@@ -171,6 +202,15 @@ def _text(content: str | list[Any] | None, where: str) -> str:
             raise bad_request(f"{where}: this model reads text parts only.", where)
         parts.append(part["text"])
     return "\n".join(parts)
+
+
+def _listed(item: dict[str, Any], index: int) -> dict[str, Any]:
+    """An item with an id, as lists have it; text that was given plainly is a part."""
+    listed = {"id": f"item_{index}", "type": "message", "status": "completed", **item}
+    if listed["type"] == "message" and isinstance(listed.get("content"), str):
+        kind = "output_text" if listed["role"] == "assistant" else "input_text"
+        listed["content"] = [{"type": kind, "text": listed["content"]}]
+    return listed
 
 
 class _Run:

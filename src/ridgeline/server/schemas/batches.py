@@ -32,9 +32,11 @@ PAGE_QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 100},
     "after": {"type": "string"},
 }
+_ORDER = {"type": "string", "enum": ["asc", "desc"]}
+ITEMS_QUERY: dict[str, dict[str, Any]] = {**PAGE_QUERY, "order": _ORDER}
 FILES_QUERY: dict[str, dict[str, Any]] = {
     **PAGE_QUERY,
     "limit": {"type": "integer", "minimum": 1, "maximum": 10_000},
-    "order": {"type": "string", "enum": ["asc", "desc"]},
+    "order": _ORDER,
     "purpose": {"type": "string"},
 }

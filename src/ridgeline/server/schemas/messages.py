@@ -15,7 +15,7 @@ from ridgeline.server.schemas.generation import (
 
 
 class Block(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a message: text, thinking, tool_use or tool_result.
+    """A piece of a message: text, thinking, tool_use, tool_result, or a document that is text.
 
     ``cache_control``, ``citations``, ``signature`` and ``is_error`` are inert.
     """
@@ -35,6 +35,16 @@ class Block(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_control: Any = None
     citations: Any = None
     caller: Any = None
+    title: str | None = None
+    context: str | None = None
+
+
+class TextSource(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What is in a document."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
 
 
 class InputMessage(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -127,7 +137,10 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesRequest(Generation, kw_only=True):
-    """``metadata``, ``service_tier`` and ``cache_control`` are inert."""
+    """``thread``, a conversation that the server would hold, is refused.
+
+    ``metadata``, ``service_tier`` and ``cache_control`` are inert.
+    """
 
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=4096)]
     max_tokens: Positive
@@ -141,6 +154,7 @@ class MessagesRequest(Generation, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     cache_control: Any = None
+    thread: dict[str, Any] | None = None
 
 
 class MessagesUsage(Struct, kw_only=True):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from ridgeline.core.sampling_params import MAX_LOGPROBS
 from ridgeline.server.schemas.generation import Count, Effort, Generation, Name
@@ -11,7 +11,7 @@ from ridgeline.server.schemas.generation import Count, Effort, Generation, Name
 class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
     """A message, a function_call, a function_call_output, or reasoning.
 
-    ``parsed_arguments``, which OpenAI's package adds, is inert.
+    ``parsed_arguments``, which OpenAI's package adds, is inert; what else it adds is null.
     """
 
     type: Name | None = None
@@ -27,6 +27,10 @@ class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
     summary: list[Any] | None = None
     encrypted_content: str | None = None
     phase: str | None = None
+    caller: None = None
+    namespace: None = None
+    async_: None = None
+    is_async: None = field(default=None, name="async")
 
 
 class ResponsesTool(Struct, forbid_unknown_fields=True, kw_only=True):
