@@ -91,9 +91,9 @@ class Fleet:
         self.engines[number] = self._start(number, self.engines[number].port)
 
     def close(self):
-        self.router.close()
-        for each in self.engines:
+        for each in self.engines:  # first, so that nothing is left if the router does not end
             each.close()
+        self.router.close()
 
 
 @contextmanager
@@ -106,12 +106,16 @@ def fleet_of(model, folder, key_file, **settings):
         fleet.close()
 
 
+class RefusedError(AssertionError):
+    """Another status than 200."""
+
+
 def stream(client, path, body, *, on_event=None):
     """The bytes of a stream; ``on_event`` hears of each piece as it comes, and of its engine."""
     parts = []
     with client.stream("POST", path, content=json.dumps({**body, "stream": True})) as response:
         if response.status_code != 200:
-            raise AssertionError(response.read())
+            raise RefusedError(response.status_code, response.read())
         engine = int(response.headers.get("x-ridgeline-engine", -1))  # asked itself
         for part in response.iter_raw():
             parts.append(part)
