@@ -126,6 +126,26 @@ def test_a_turn_tells_its_candidates_apart_whatever_the_default_did_in_it():
     assert 0.2 > differences[0] > 1.1 * differences[1] > 0
 
 
+def test_a_change_that_adds_next_to_nothing_is_left_out():
+    one, other = quantized("int4"), quantized("int8")
+    drafted, wider = (
+        one.changed(*each) for each in (("speculation", "draft"), ("max_num_seqs", 8))
+    )
+    known = [DEFAULT, one, other, drafted, wider]
+    belief = Belief(known, [0.0, 0.30, 0.33, 0.31, 0.33], {})
+    assert belief.simplest(drafted, known) == one
+    assert belief.simplest(drafted, [drafted]) == drafted
+    assert belief.simplest(wider, known) == wider
+    assert belief.simplest(one, known) == one
+
+
+def test_the_risk_is_that_of_what_was_chosen():
+    one = quantized("int4")
+    belief = Belief([DEFAULT, one], [0.0, 0.5], {"quantization": 0.1})
+    assert belief.risk([True, True]) == belief.risk([True, True], 1) < 0.01
+    assert belief.risk([True, True], 0) > 0.99
+
+
 def test_the_noise_of_a_proof_is_that_of_all_its_visits():
     """Least squares with a level for each of three turns and an effect of the candidate leave 5
     degrees of freedom, where three pairs leave 2."""

@@ -22,6 +22,7 @@ _OTHER = 0.08  # of a change of which nothing else is known
 _NOISE, _NOISE_COUNT = 0.12, 3.0  # of a pair, and how many pairs that guess is worth
 _DRAWS = 4000
 _BOUND = 1.2816  # deviations: the upper end of an 80 % interval
+_NOT_WORTH = 0.02  # that one more change seems to add
 MARGIN = log(1.05)  # what a choice may miss
 
 Floats = npt.NDArray[np.float64]
@@ -79,6 +80,20 @@ class Belief:
         """The candidate of the highest mean of those that are ``allowed``; of equals the first."""
         return int(np.argmax(np.where(allowed, self._posterior()[0], -np.inf)))
 
+    def simplest(self, best: Candidate, known: Sequence[Candidate]) -> Candidate:
+        """Of the known ones without any other changes than the best's that are as good, but for
+        what no change is worth, the one of the fewest."""
+        mean, _ = self._posterior()
+        means = dict(zip(self.candidates, mean, strict=True))
+        equal = [
+            each
+            for each in known
+            if each.changes
+            and set(each.changes) <= set(best.changes)
+            and means[each] > means[best] - _NOT_WORTH
+        ]
+        return min(equal, key=lambda each: len(each.changes), default=best)
+
     def next(self, allowed: Sequence[bool], count: int = 1) -> list[int]:
         """Of those that are allowed, other than the default, the ones of the highest upper bounds,
         the highest first."""
@@ -87,13 +102,15 @@ class Belief:
         order = np.argsort(-upper, kind="stable")
         return [int(index) for index in order if index and allowed[index]][:count]
 
-    def risk(self, allowed: Sequence[bool]) -> float:
-        """The probability that `best` misses more than `MARGIN` of the best that is allowed."""
+    def risk(self, allowed: Sequence[bool], choice: int | None = None) -> float:
+        """The probability that a choice (`best` without one) misses more than `MARGIN` of the best
+        that is allowed."""
         mean, covariance = self._posterior()
         rng = np.random.default_rng(0)
         draws = rng.multivariate_normal(mean, covariance, _DRAWS, check_valid="ignore")
         draws[:, ~np.asarray(allowed, dtype=bool)] = -np.inf
-        missed = draws.max(axis=1) - draws[:, self.best(allowed)]
+        chosen = self.best(allowed) if choice is None else choice
+        missed = draws.max(axis=1) - draws[:, chosen]
         return float((missed > MARGIN).mean())
 
     def _posterior(self) -> tuple[Floats, Floats]:

@@ -88,10 +88,11 @@ class Optimizer:
         self._arrivals = self._pilot()
         screened = self._screen()
         belief = self._race(screened)
-        risk = belief.risk(self._allowed(belief.candidates))
         ratios, same = self._prove(belief, screened)
         belief = self._belief(belief.candidates)
         winner = self._winner(belief, ratios, same)
+        choice = belief.candidates.index(winner)
+        risk = belief.risk(self._allowed(belief.candidates), choice)
         belief, steps = self._explain(belief, winner)
         return Found(
             task=self._task,
@@ -352,8 +353,9 @@ class Optimizer:
         best = belief.best(allowed)
         if best == 0:
             return []
-        first = belief.candidates[best]
-        allowed[0] = allowed[best] = False
+        known = [each for each, may in zip(belief.candidates, allowed, strict=True) if may]
+        first = belief.simplest(belief.candidates[best], known)
+        allowed[0] = allowed[belief.candidates.index(first)] = False
         if not any(allowed):
             return [first]
         second = belief.candidates[belief.best(allowed)]
@@ -404,7 +406,10 @@ class Optimizer:
             for each, ratio in ratios.items()
             if ratio.low > noise and ratio.value > _LEAST_GAIN
         ]
-        return max(proven, key=lambda each: belief.estimate(each).mean, default=DEFAULT)
+        if not proven:
+            return DEFAULT
+        best = max(proven, key=lambda each: belief.estimate(each).mean)
+        return belief.simplest(best, proven)
 
     def _explain(self, belief: Belief, winner: Candidate) -> tuple[Belief, list[Change]]:
         """What each change adds, those of the largest predicted effect first; the ways between are

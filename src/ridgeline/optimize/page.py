@@ -25,6 +25,7 @@ def page(result: Result) -> str:
     )
     report.add_tiles(_tiles(result))
     report.add_code(result["commands"]["serve"])
+    report.add_heading("How sure that is")
     report.add_list(_surety(result))
     _add_changes(report, result)
     _add_choice(report, result)
@@ -52,7 +53,7 @@ def _tiles(result: Result) -> list[Tile]:
                 note=f"95 % interval × {ratio['low']:.2f} to {ratio['high']:.2f}, "
                 f"{ratio['num_turns']} turns",
             ),
-            Tile(name="now", value=winner["shown"], note=f"default: {default['shown']}"),
+            Tile(name="recommended", value=winner["shown"], note=f"default: {default['shown']}"),
         ]
     quality = winner["quality"]
     if quality is None:

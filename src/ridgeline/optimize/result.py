@@ -92,8 +92,8 @@ def verdict(result: Mapping[str, Any]) -> str:
         cost = cost or "; answers stay what they were"
     else:
         cost = (
-            f"; KL to the unquantized model {quality['kl']:.2g}, same top token "
-            f"{quality['same_top']:.1%}"
+            f"; the same most likely token as the unquantized model in {quality['same_top']:.1%} "
+            f"of cases (KL {quality['kl']:.2g})"
         )
     if result["objective"] == Objective.MEMORY:
         saved = 1 - winner["memory_bytes"] / default["memory_bytes"]
@@ -328,7 +328,7 @@ def _notes(found: Found, result: Mapping[str, Any]) -> list[str]:
         notes.append("Quality was not measured (--quality none).")
     errors = {each.visit.first_error for each in found.visits if each.visit.first_error}
     notes += [f"Requests failed, and count as not good: {error}" for error in sorted(errors)[:3]]
-    if len(found.visits) and found.risk >= 0.05:
+    if found.risk >= 0.05 and task.objective is not Objective.MEMORY:
         notes.append(
             f"The budget ended before the choice was safe: with a probability of {found.risk:.0%} "
             "another candidate is more than 5 % better. A longer --budget measures more."

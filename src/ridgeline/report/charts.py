@@ -19,7 +19,7 @@ from ridgeline.report.scales import (
 WIDTH, HEIGHT = 420, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 14, 44
 _ROW, _BAR = 46, 16
-_LABEL_CHARS = 6.8  # units that a letter takes
+_LABEL_CHARS = 7.8  # units that a letter takes, in a wide font
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
