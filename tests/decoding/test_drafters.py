@@ -10,6 +10,7 @@ import pytest
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.core.protocols import Draft
 from ridgeline.core.result import TokenLogprobs
+from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.decoding.drafters import (
     AdaptiveDrafter,
     FirstOf,
@@ -197,6 +198,11 @@ def test_each_condition_has_its_own_choice():
     choices = choose_lengths(gains, lambda tokens: 1.0 + 0.1 * tokens, [0.1, 5.0, -0.5])
     assert [choices.lengths(each) for each in range(3)] == [[2], [0], [0]]
     assert choices.rates_C == pytest.approx([2.7 / 1.4, 1 / 1.1, 1 / 1.1])
+
+
+def test_a_draft_that_gains_no_time_is_not_made():
+    choices = choose_lengths(np.ones((1, 1, 1)), lambda tokens: tokens, [0.0])
+    assert (choices.lengths(0).tolist(), choices.rates_C.tolist()) == ([0], [1.0])
 
 
 class Price:
@@ -453,6 +459,7 @@ def test_choices_are_reported():
     price = Price(token_s=0.02, draft_s=0.1)
     drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=3, has_model=True)
     drafter.start(0, [1])
+    assert drafter.choices() == DraftChoices(steps_by_length={}, num_probes=0, expected_tok_s=0.0)
     drafter.begin_step({0: 100})  # after which it sees what steps take without drafts
     assert drafter.rest_steps() > 0
     for step in [plan_of([0])] * (1 + PLAIN_STEPS):

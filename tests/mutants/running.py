@@ -116,6 +116,7 @@ class Session:
             self._calls.clear()
             if len(self.covered) % 20 == 0:  # what is known outlasts a run that is stopped
                 path.write_bytes(msgspec.json.encode(self.covered))
+            sys.settrace(note)  # which a test may have ended, as one that recurses too deep does
         else:
             say(b"")
         path.write_bytes(msgspec.json.encode(self.covered))

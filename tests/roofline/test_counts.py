@@ -11,7 +11,7 @@ from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_ex
 
 from ridgeline.core.context_ranks import LEAST_TOKENS
 from ridgeline.core.formats import float_format
-from ridgeline.core.ops import MLP, Attend, MoE, OutProject, QKVProject
+from ridgeline.core.ops import MLP, Attend, Embed, Head, MoE, OutProject, QKVProject
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.core.weight_uses import op_weights
@@ -28,6 +28,7 @@ from ridgeline.roofline import (
     price,
 )
 from ridgeline.roofline.batch import make_batch
+from ridgeline.roofline.dataflow import buffers_of
 from ridgeline.roofline.op_cost import op_work
 from ridgeline.roofline.price import Phase
 from ridgeline.weights import LoRAWeights, dummy_weights
@@ -160,6 +161,22 @@ def test_decode(batch_size, context, monkeypatch):
     check(monkeypatch, tiny_model(WINDOWED), drive, prepare=prepare)
 
 
+def test_what_an_op_moves_is_what_it_reads_and_writes():
+    """But for the head, which has rows of its own, and what looks up several tables."""
+    batch = decode_batch(3, 40)
+    for case in CASES:
+        if "vision" in case.name:
+            continue
+        spec = describe({"model_type": case.family} | case.config).spec
+        model = PricedModel(spec=spec, ops=lower(spec))
+        for op in model.ops:
+            if not isinstance(op, Embed | Head):
+                read, written = buffers_of(op, spec.hidden_size)
+                elements = sum(read.values()) + sum(written.values())
+                moved = op_work(op, batch, model).activation_bytes
+                assert moved == pytest.approx(3 * elements * model.activation_bytes), (case.id, op)
+
+
 def test_replay_is_the_sum_of_its_steps():
     model = priced(tiny_model())
     driver = Driver(_Recorder(tiny_executor()))
@@ -205,7 +222,7 @@ NARROW = {  # what a rank of two has of each configuration
 
 @pytest.mark.parametrize("name", NARROW)
 @pytest.mark.parametrize(
-    "batch", [decode_batch(3, 40), prefill_batch(20)], ids=["decode", "prefill"]
+    "batch", [decode_batch(3, 40), prefill_batch(LEAST_TOKENS)], ids=["decode", "prefill"]
 )
 def test_a_tensor_parallel_rank_is_priced_as_a_narrower_model(name, batch):
     """With half the heads, half the inner widths and half the rows of the head."""

@@ -39,6 +39,12 @@ def test_bfloats_always_go_to_tiles_and_other_floats_never():
         assert TILES.of(FLOAT32, tokens=tokens) == VECTORS.of(FLOAT32, tokens=tokens)
 
 
+def test_a_float_is_loaded_for_a_panel_and_multiplied_for_each_token_and_bfloats_are_two_at_once():
+    for form, num_instructions in ((FLOAT32, 1), (BFLOAT16, 1 / 2)):
+        kernel = VECTORS.of(form, tokens=8)
+        assert (kernel.unpack, kernel.product) == (num_instructions, num_instructions)
+
+
 @pytest.mark.parametrize("form", [BFLOAT16, *CODES[1:]], ids=name_of)
 @pytest.mark.parametrize("tokens", [16, 32, 512])
 def test_tiles_take_less_than_vectors(form, tokens):

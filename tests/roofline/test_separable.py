@@ -14,7 +14,7 @@ from ridgeline.roofline.separable import SeparablePredictor
 
 
 def plans(count):
-    """Steps of decodes, prompts, both, and decodes that are replayed."""
+    """Steps of decodes, prompts, both, decodes that are replayed, and drafts that are verified."""
     rng = random.Random(7)
     sample, nothing = Outputs(sample=True), Outputs()
     for number in range(count):
@@ -22,11 +22,15 @@ def plans(count):
         bounds = [(start, start + 1) for start in (rng.randint(1, 3000) for _ in range(decodes))]
         num_steps = rng.randint(1, 6) if number % 3 == 0 else 1
         if num_steps == 1:
-            prompts = [(rng.randint(0, 900), rng.randint(2, 800)) for _ in range(rng.randint(1, 3))]
+            most = 12 if number % 4 == 1 else 800
+            prompts = [
+                (rng.randint(0, 900), rng.randint(2, most)) for _ in range(rng.randint(1, 3))
+            ]
             bounds += [(start, start + length) for start, length in prompts]
         segments = tuple(
             Segment(slot, start, stop, (1,) * (stop - start),
-                    outputs=sample if rng.random() < 0.8 or num_steps > 1 else nothing)
+                    outputs=sample if rng.random() < 0.8 or num_steps > 1 else nothing,
+                    num_drafts=stop - start - 1 if number % 8 == 1 else 0)
             for slot, (start, stop) in enumerate(bounds)
         )  # fmt: skip
         yield StepPlan(step_id=number, passes=(Pass(segments=segments, num_steps=num_steps),))

@@ -22,6 +22,16 @@ def test_a_file_without_room_is_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_finished_is_not_closed_once_more(tmp_path: Path) -> None:
+    """By then its number may be that of another file."""
+    new = NewFile(tmp_path / "new", 1)
+    new.finish()
+    with (tmp_path / "other").open("wb", buffering=0) as other:
+        new.discard()
+        assert other.write(b"x") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
 def test_what_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> None:
     """Once a conversion that was killed left its gigabytes under a hidden name for good."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -87,11 +97,11 @@ def test_every_file_of_a_converted_folder_is_on_the_disk_before_it_has_its_name(
 
     write_checkpoint(LLAMA, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text("{}")
-    synced, plain = set(), os.fsync
+    synced, named, plain = set(), set(), os.fsync
 
     def fsync(descriptor: int) -> None:
-        if not (tmp_path / "out").exists():
-            synced.add(os.fstat(descriptor).st_ino)
+        is_named = (tmp_path / "out").exists()
+        (named if is_named else synced).add(os.fstat(descriptor).st_ino)
         plain(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -99,3 +109,4 @@ def test_every_file_of_a_converted_folder_is_on_the_disk_before_it_has_its_name(
     files = [tmp_path / "out", *(tmp_path / "out").iterdir()]
     assert len(files) > 3
     assert [path.name for path in files if path.stat().st_ino not in synced] == []
+    assert named == {tmp_path.stat().st_ino}  # and then the name
