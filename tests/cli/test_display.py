@@ -69,3 +69,9 @@ def test_what_is_being_done_is_told_without_a_terminal(monkeypatch, capsys):
     with display.status_line("planning") as show:
         show("planning: h100")
     assert capsys.readouterr().err == "planning: h100\n"
+
+
+def test_what_looks_like_an_emoji_is_shown_as_it_is(capsys):
+    display.announce("model:100:")
+    display.output_console().print("x[:100:2]", markup=False)
+    assert capsys.readouterr() == ("x[:100:2]\n", "model:100:\n")

@@ -7,7 +7,8 @@ import pytest
 
 from ridgeline.core.extras import install_command
 
-HEAVY = ("torch", "numpy", "rich", "jinja2", "yaml", "tokenizers", "huggingface_hub", "uvicorn")
+HEAVY = ("torch", "numpy", "rich", "jinja2", "yaml", "tokenizers", "huggingface_hub", "uvicorn",
+         "ridgeline.models.mixtral", "ridgeline.quant.awq")  # fmt: skip
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None;"  # as if it were not installed
 
 
@@ -35,7 +36,7 @@ def test_help_and_typos_import_nothing_heavy(words):
 def test_a_completion_imports_neither_torch_nor_what_it_has_no_use_for():
     done = run("generate", "--prompt", "def f(", "--max-tokens", "4", "--logprobs", "2")
     assert done.returncode == 0, done.stderr
-    assert not imported(done) & {"torch", "jinja2", "yaml", "huggingface_hub", "uvicorn"}
+    assert imported(done) == {"numpy", "rich", "tokenizers"}
 
 
 @pytest.mark.parametrize("options", [("--quantization", "int4"), ("--speculation", "draft"),

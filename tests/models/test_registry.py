@@ -6,8 +6,8 @@ import pytest
 
 import ridgeline.models
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.models import PRESETS, describe, lower, model_types, register
-from ridgeline.models.llama import FAMILY
+from ridgeline.models import PRESETS, describe, lower, model_types
+from ridgeline.models.registry import _FAMILIES, _family
 
 LLAMA = dict(PRESETS["llama-3.2-1b"])
 
@@ -23,9 +23,11 @@ def test_every_file_of_the_task_is_a_family():
     )
 
 
-def test_a_family_is_registered_once():
-    with pytest.raises(ValueError, match="llama"):
-        register(FAMILY)
+def test_a_model_type_leads_to_its_own_family():
+    assert len(_FAMILIES) > 80
+    for model_type in _FAMILIES:
+        family = _family(model_type)
+        assert family is not None and family.model_type == model_type
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "", "llama\n", "x" * 1000])

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.models import PRESETS, describe, lower, read_config
-from ridgeline.quant import QuantizedTensor, declared_formats, read_scheme
+from ridgeline.quant import QuantizedTensor, read_scheme
+from ridgeline.quant.declared import declared_formats
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import weights_bytes
 from ridgeline.weights import CheckpointWeights

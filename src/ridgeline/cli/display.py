@@ -10,14 +10,6 @@ from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TransferSpeedColumn,
-)
 
 from ridgeline.core.request import FinishReason, RequestOutput, RequestTimings
 from ridgeline.roofline.live import RooflineReport
@@ -25,7 +17,8 @@ from ridgeline.roofline.predict import is_known
 
 ProgressCallback = Callable[[int, int, str], None]
 
-error_console = Console(stderr=True, highlight=False, soft_wrap=True)
+# Names of models are shown as they are: ":100:" is no picture.
+error_console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 _LINE_PERIOD_S = 10.0
 _PIPE_COLUMNS = 100
@@ -34,7 +27,7 @@ _PIPE_COLUMNS = 100
 def output_console() -> Console:
     """Standard output: as wide as the terminal or as COLUMNS says, and 100 columns elsewhere."""
     is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=_PIPE_COLUMNS if is_pipe else None)
+    return Console(highlight=False, emoji=False, width=_PIPE_COLUMNS if is_pipe else None)
 
 
 def print_paragraph(console: Console, text: str, *, indent: int, style: str | None = None) -> None:
@@ -116,6 +109,15 @@ def loading_bar(*, of_bytes: bool = True) -> Iterator[ProgressCallback]:
     if not sys.stderr.isatty():
         yield progress_lines()
         return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
     amounts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (TaskProgressColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(), *amounts)
     with Progress(*columns, console=error_console, transient=True) as bar:

@@ -1,6 +1,7 @@
 """Parsing, and the one place where errors become a sentence and an exit code."""
 
 import argparse
+import gc
 import io
 import logging
 import os
@@ -104,9 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             words[:2] = [f"bench-{words[1]}"]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        arguments = parser.parse_args(words)
-        apply_environment(arguments)
-        apply_config_file(arguments)
+        arguments = _parsed(parser, words)
         code: int = arguments.run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -133,6 +132,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """What the words mean, for which the command's modules are imported.
+
+    What they make stays: no collection looks at it meanwhile, and then it is of the oldest
+    generation.
+    """
+    gc.disable()
+    try:
+        arguments = parser.parse_args(words)
+        apply_environment(arguments)
+        apply_config_file(arguments)
+        return arguments
+    finally:
+        gc.freeze()
+        gc.unfreeze()
+        gc.enable()
 
 
 def build_parser() -> Parser:

@@ -171,7 +171,7 @@ def describe_local(name: str, path: Path, num_bytes: int, licence: str | None) -
     """What a model's configuration says, and what follows for this machine; no weight is read."""
     from ridgeline.executors import default_executor, executor_traits
     from ridgeline.models import describe, lower, read_config
-    from ridgeline.quant import declared_formats
+    from ridgeline.quant.declared import declared_formats
     from ridgeline.roofline import PricedModel
     from ridgeline.roofline.memory import kv_bytes, num_parameters
     from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf

@@ -69,7 +69,7 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
     Raises:
         RidgelineError: there is no such model, shape, file or format.
     """
-    from ridgeline.quant import declared_formats  # torch takes a second
+    from ridgeline.quant.declared import declared_formats  # torch takes a second
 
     name, config = _config(arguments)
     definition = describe(config)
@@ -115,7 +115,7 @@ def shape_of(arguments: argparse.Namespace) -> tuple[str, PricedModel]:
     Raises:
         RidgelineError: there is no such model, shape, file or format.
     """
-    from ridgeline.quant import declared_formats
+    from ridgeline.quant.declared import declared_formats
 
     name, config = _config(arguments)
     definition = describe(config)

@@ -11,10 +11,12 @@ asked for by name, and not before; Ridgeline's own names come first.
 
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ridgeline.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 PartKind = Literal[
     "drafters", "executors", "model_families", "quantization_schemes", "queue_policies", "scorers"
@@ -71,9 +73,11 @@ def list_parts() -> dict[str, str]:
 
 
 @cache
-def _found(kind: PartKind) -> tuple[EntryPoint, ...]:
+def _found(kind: PartKind) -> "tuple[EntryPoint, ...]":
+    from importlib.metadata import entry_points  # which brings the parser of e-mail
+
     return tuple(entry_points(group=f"ridgeline.{kind}"))
 
 
-def _package(point: EntryPoint) -> str:
+def _package(point: "EntryPoint") -> str:
     return "?" if point.dist is None else f"{point.dist.name} {point.dist.version}"

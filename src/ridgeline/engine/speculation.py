@@ -93,8 +93,8 @@ def make_grammars(target: LoadedModel) -> GrammarCompiler | None:
     tokenizer = target.tokenizer
     if tokenizer is None:
         return None
-    texts = ((tokenizer.id_to_token(index), index) for index in range(tokenizer.vocab_size))
-    special = {text: i for text, i in texts if text is not None and tokenizer.is_special(i)}
+    texts = ((tokenizer.id_to_token(index), index) for index in sorted(tokenizer.special_ids))
+    special = {text: index for text, index in texts if text is not None}
     return GrammarCompiler(
         lambda: grammar_vocabulary(tokenizer, target.model.spec.vocab_size), special
     )

@@ -16,7 +16,7 @@ from ridgeline.models.lower_head import lower_head, lower_later_heads
 from ridgeline.models.medusa import describe_medusa
 from ridgeline.models.mtp import describe_mtp
 from ridgeline.models.presets import PRESETS
-from ridgeline.models.registry import describe, model_types, register
+from ridgeline.models.registry import describe, model_types
 from ridgeline.models.rope import inverse_frequencies, rope_attention_factor
 from ridgeline.models.shard import Shard, shard
 
@@ -41,7 +41,6 @@ __all__ = [
     "model_types",
     "parse_config",
     "read_config",
-    "register",
     "rope_attention_factor",
     "shard",
 ]

@@ -3,81 +3,14 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
+from typing import cast
 
 from ridgeline.core.errors import SettingsError, UnsupportedModelError
 from ridgeline.core.formats import FLOAT32, float_format
 from ridgeline.core.parts import load_part, part_names
 from ridgeline.core.spec import ModelSpec
 from ridgeline.core.spelling import suggestion
-from ridgeline.models import (
-    apertus,
-    arcee,
-    bamba,
-    bert,
-    bitnet,
-    cohere,
-    cohere2,
-    cwm,
-    deepseek_v2,
-    deepseek_v3,
-    deepseek_v32,
-    dots1,
-    ernie4_5,
-    ernie4_5_moe,
-    exaone4,
-    exaone_moe,
-    falcon_h1,
-    gemma,
-    gemma2,
-    gemma3_text,
-    gemma4,
-    glm,
-    glm4,
-    glm4_moe,
-    glm4_moe_lite,
-    gpt2,
-    gpt_oss,
-    granite,
-    granite_swa,
-    granitemoe,
-    granitemoehybrid,
-    hunyuan,
-    hy_v3,
-    lfm2,
-    lfm2_moe,
-    llama,
-    mamba2,
-    mellum,
-    mimo,
-    minimax_m2,
-    ministral,
-    mistral,
-    mistral4,
-    mixtral,
-    modernbert,
-    nemotron,
-    nemotron_h,
-    olmo,
-    olmo2,
-    olmo3,
-    olmoe,
-    phi,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_moe,
-    qwen3_next,
-    roberta,
-    seed_oss,
-    shared_kv,
-    smollm3,
-    stablelm,
-    starcoder2,
-    vision,
-    youtu,
-)
 from ridgeline.models.classifiers import is_classifier
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import Family, ModelDefinition
@@ -86,18 +19,47 @@ from ridgeline.models.unsupported import lacking_for
 
 _MAX_LISTED = 12
 _log = logging.getLogger(__name__)
-_FAMILIES: dict[str, Family] = {}
-
-
-def register(family: Family) -> None:
-    """Make a family known by its ``model_type``.
-
-    Raises:
-        ValueError: there is one of that name already.
-    """
-    if family.model_type in _FAMILIES:
-        raise ValueError(f"there is a family {family.model_type!r} already")
-    _FAMILIES[family.model_type] = family
+_CALLED_AS_THEIR_FILE = """
+apertus arcee bamba bert bitnet cohere cohere2 cwm deepseek_v2 deepseek_v3 deepseek_v32 dots1
+ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 gemma gemma2 gemma3_text glm glm4 glm4_moe
+glm4_moe_lite gpt2 gpt_oss granite granite_swa granitemoe granitemoehybrid hy_v3 lfm2 lfm2_moe
+llama mamba2 mellum mimo minimax_m2 ministral mistral mistral4 mixtral modernbert nemotron
+nemotron_h olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next seed_oss
+smollm3 stablelm starcoder2 youtu
+"""
+# The `Family` of each ``model_type``; its file is imported when such a model comes.
+_FAMILIES = dict.fromkeys(_CALLED_AS_THEIR_FILE.split(), "FAMILY") | {
+    "flex_olmo": "olmoe:FLEX_OLMO",
+    "gemma3": "gemma3_text:FAMILY_WITH_VISION",
+    "gemma4": "gemma4:FAMILY_WITH_VISION",
+    "gemma4_text": "gemma4:FAMILY",
+    "glm_moe_dsa": "deepseek_v32:GLM_MOE_DSA",
+    "granitemoe_swa": "granite_swa:FAMILY_MOE",
+    "granitemoeshared": "granitemoe:WITH_SHARED_EXPERT",
+    "helium": "llama:HELIUM",
+    "hunyuan_v1_dense": "hunyuan:FAMILY",
+    "hunyuan_v1_moe": "hunyuan:FAMILY_MOE",
+    "hyperclovax": "granite:HYPERCLOVAX",
+    "internlm3": "llama:INTERNLM_3",
+    "iquestcoder": "llama:IQUEST_CODER",
+    "jais2": "nemotron:JAIS_2",
+    "kimi_k2": "deepseek_v3:KIMI_K2",
+    "ministral3": "ministral:FAMILY_3",
+    "mistral3": "vision:MISTRAL_3",
+    "qwen2_5_vl": "vision:QWEN_2_5_VL",
+    "qwen2_vl": "vision:QWEN_2_VL",
+    "qwen3_5": "qwen3_5:FAMILY_WITH_VISION",
+    "qwen3_5_moe": "qwen3_5:MOE_FAMILY_WITH_VISION",
+    "qwen3_5_moe_text": "qwen3_5:MOE_FAMILY",
+    "qwen3_5_text": "qwen3_5:FAMILY",
+    "qwen3_vl": "vision:QWEN_3_VL",
+    "qwen3_vl_moe": "vision:QWEN_3_VL_MOE",
+    "ridgeline_shared_kv": "shared_kv:FAMILY",
+    "roberta": "roberta:ROBERTA",
+    "solar_open": "glm4_moe:SOLAR_OPEN",
+    "vaultgemma": "gemma2:VAULT_GEMMA",
+    "xlm-roberta": "roberta:XLM_ROBERTA",
+}
 
 
 def model_types() -> tuple[str, ...]:
@@ -122,7 +84,7 @@ def describe(
     """
     reader = ConfigReader(config, context=context)
     model_type = reader.text("model_type")
-    family: Family | None = _FAMILIES.get(model_type) or load_part("model_families", model_type)
+    family = _family(model_type)
     if family is None:
         lacking = lacking_for(model_type, reader)
         end = suggestion(model_type, model_types())
@@ -153,6 +115,13 @@ def describe(
         quantization=quantization,
         num_mtp_layers=num_mtp_layers,
     )
+
+
+def _family(model_type: str) -> Family | None:
+    if model_type not in _FAMILIES:
+        return cast(Family | None, load_part("model_families", model_type))
+    module, _, name = _FAMILIES[model_type].rpartition(":")
+    return cast(Family, getattr(import_module(f"ridgeline.models.{module or model_type}"), name))
 
 
 def _num_mtp_layers(config: ConfigReader) -> int:
@@ -194,99 +163,3 @@ def _declared_dtype(config: ConfigReader) -> str:
                         f"config.json declares {name} {show(text)}, which is not supported."
                     ) from error
     return FLOAT32.name
-
-
-for _family in (
-    apertus.FAMILY,
-    arcee.FAMILY,
-    bitnet.FAMILY,
-    bamba.FAMILY,
-    bert.FAMILY,
-    cohere.FAMILY,
-    cohere2.FAMILY,
-    cwm.FAMILY,
-    deepseek_v2.FAMILY,
-    deepseek_v3.FAMILY,
-    deepseek_v3.KIMI_K2,
-    deepseek_v32.FAMILY,
-    deepseek_v32.GLM_MOE_DSA,
-    dots1.FAMILY,
-    ernie4_5.FAMILY,
-    ernie4_5_moe.FAMILY,
-    exaone4.FAMILY,
-    exaone_moe.FAMILY,
-    falcon_h1.FAMILY,
-    gemma.FAMILY,
-    gemma2.FAMILY,
-    gemma2.VAULT_GEMMA,
-    gemma3_text.FAMILY,
-    gemma3_text.FAMILY_WITH_VISION,
-    gemma4.FAMILY,
-    gemma4.FAMILY_WITH_VISION,
-    glm.FAMILY,
-    glm4.FAMILY,
-    glm4_moe.FAMILY,
-    glm4_moe.SOLAR_OPEN,
-    glm4_moe_lite.FAMILY,
-    gpt2.FAMILY,
-    gpt_oss.FAMILY,
-    granite.FAMILY,
-    granite.HYPERCLOVAX,
-    granite_swa.FAMILY,
-    granite_swa.FAMILY_MOE,
-    granitemoe.FAMILY,
-    granitemoe.WITH_SHARED_EXPERT,
-    granitemoehybrid.FAMILY,
-    hunyuan.FAMILY,
-    hunyuan.FAMILY_MOE,
-    hy_v3.FAMILY,
-    lfm2.FAMILY,
-    lfm2_moe.FAMILY,
-    llama.FAMILY,
-    llama.HELIUM,
-    llama.INTERNLM_3,
-    llama.IQUEST_CODER,
-    minimax_m2.FAMILY,
-    ministral.FAMILY,
-    ministral.FAMILY_3,
-    mistral.FAMILY,
-    mistral4.FAMILY,
-    mixtral.FAMILY,
-    modernbert.FAMILY,
-    mamba2.FAMILY,
-    mellum.FAMILY,
-    mimo.FAMILY,
-    nemotron.FAMILY,
-    nemotron.JAIS_2,
-    nemotron_h.FAMILY,
-    olmo.FAMILY,
-    olmo2.FAMILY,
-    olmo3.FAMILY,
-    olmoe.FAMILY,
-    olmoe.FLEX_OLMO,
-    phi.FAMILY,
-    phi3.FAMILY,
-    qwen2.FAMILY,
-    qwen2_moe.FAMILY,
-    qwen3.FAMILY,
-    qwen3_5.FAMILY,
-    qwen3_5.FAMILY_WITH_VISION,
-    qwen3_5.MOE_FAMILY,
-    qwen3_5.MOE_FAMILY_WITH_VISION,
-    qwen3_moe.FAMILY,
-    qwen3_next.FAMILY,
-    roberta.ROBERTA,
-    roberta.XLM_ROBERTA,
-    seed_oss.FAMILY,
-    shared_kv.FAMILY,
-    smollm3.FAMILY,
-    stablelm.FAMILY,
-    starcoder2.FAMILY,
-    vision.MISTRAL_3,
-    vision.QWEN_2_5_VL,
-    vision.QWEN_2_VL,
-    vision.QWEN_3_VL,
-    vision.QWEN_3_VL_MOE,
-    youtu.FAMILY,
-):
-    register(_family)

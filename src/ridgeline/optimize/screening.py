@@ -14,7 +14,7 @@ from ridgeline.executors.traits import ExecutorTraits
 from ridgeline.optimize.objective import Objective, Outcome, simulated_outcomes, value
 from ridgeline.optimize.space import DEFAULT, Candidate
 from ridgeline.planning import Arrival, simulate
-from ridgeline.quant import declared_formats
+from ridgeline.quant.declared import declared_formats
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.memory import MemoryFit, fit, rank_pool_bytes

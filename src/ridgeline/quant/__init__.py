@@ -1,6 +1,5 @@
 """Number formats of weights: packing and unpacking, and the schemes in which they lie on disk."""
 
-from ridgeline.quant.declared import declared_formats
 from ridgeline.quant.gguf_tensor import GGUFBlocks
 from ridgeline.quant.registry import quant_methods, read_scheme
 from ridgeline.quant.scheme import Scheme, StoragePlan, StoredWeight, TensorInfo
@@ -13,7 +12,6 @@ __all__ = [
     "StoragePlan",
     "StoredWeight",
     "TensorInfo",
-    "declared_formats",
     "quant_methods",
     "read_scheme",
     "stack",

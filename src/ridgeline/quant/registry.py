@@ -2,30 +2,25 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import cast
 
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.parts import load_part, part_names
 from ridgeline.models.config import ConfigReader, show
-from ridgeline.quant.awq import AWQ
-from ridgeline.quant.bitnet import BitNet
-from ridgeline.quant.bitsandbytes import BitsAndBytes
-from ridgeline.quant.compressed_tensors import CompressedTensors
-from ridgeline.quant.fp8 import FP8Weights
-from ridgeline.quant.gptq import GPTQ
-from ridgeline.quant.mxfp4 import MXFP4
 from ridgeline.quant.scheme import Scheme
 
 _MAX_LISTED = 12
 _log = logging.getLogger(__name__)
 Read = Callable[[ConfigReader], Scheme]
-_SCHEMES: dict[str, Read] = {
-    "awq": AWQ.read,
-    "bitnet": BitNet.read,
-    "bitsandbytes": BitsAndBytes.read,
-    "compressed-tensors": CompressedTensors.read,
-    "fp8": FP8Weights.read,
-    "gptq": GPTQ.read,
-    "mxfp4": MXFP4.read,
+_SCHEMES = {  # by file, which is imported when such a checkpoint comes
+    "awq": "awq:AWQ",
+    "bitnet": "bitnet:BitNet",
+    "bitsandbytes": "bitsandbytes:BitsAndBytes",
+    "compressed-tensors": "compressed_tensors:CompressedTensors",
+    "fp8": "fp8:FP8Weights",
+    "gptq": "gptq:GPTQ",
+    "mxfp4": "mxfp4:MXFP4",
 }
 
 
@@ -50,7 +45,7 @@ def read_scheme(quantization_config: Mapping[str, object], *, strict: bool = Fal
     """
     config = ConfigReader(quantization_config, prefix="quantization_config.")
     method = config.text("quant_method", default=_guess(config))
-    read: Read | None = _SCHEMES.get(method) or load_part("quantization_schemes", method)
+    read = _reader(method)
     if read is None:
         raise UnsupportedModelError(
             f"The checkpoint is quantized by {show(method)}, which is not supported; supported are "
@@ -66,6 +61,13 @@ def read_scheme(quantization_config: Mapping[str, object], *, strict: bool = Fal
             raise UnsupportedModelError(message)
         _log.warning(message)
     return scheme
+
+
+def _reader(method: str) -> Read | None:
+    if method not in _SCHEMES:
+        return cast(Read | None, load_part("quantization_schemes", method))
+    module, _, name = _SCHEMES[method].partition(":")
+    return cast(Read, getattr(import_module(f"ridgeline.quant.{module}"), name).read)
 
 
 def _guess(config: ConfigReader) -> str | None:

@@ -43,7 +43,7 @@ class Tokenizer:
             skipped = [index for index in added if backend.id_to_token(index) in special]
         self._backend = backend
         self._decoder_state: bytes | None = decoder
-        self._special_ids = frozenset(skipped)
+        self.special_ids = frozenset(skipped)
         self._shown: tuple[dict[int, str | None], ...] = ({}, {})  # without and with special ones
         self.decoder = DecoderPlan.from_json(decoder)
         self.special_tokens = dict(special_tokens or {})
@@ -150,7 +150,7 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Say whether ``decode`` leaves this token out when it skips special tokens."""
-        return token_id in self._special_ids
+        return token_id in self.special_ids
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token as the vocabulary spells it, None if there is no such id."""

@@ -8,7 +8,7 @@ from ridgeline.engine.client import EngineClient
 from ridgeline.engine.loading import ModelDescription
 from ridgeline.executors import default_executor, executor_traits
 from ridgeline.models import lower
-from ridgeline.quant import declared_formats
+from ridgeline.quant.declared import declared_formats
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import (
     activation_bytes,
