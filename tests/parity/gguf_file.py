@@ -152,8 +152,12 @@ def _write_rope(writer: gguf.GGUFWriter, config: Config, architecture: str) -> N
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: Config, architecture: str) -> None:
-    if architecture == "exaone-moe":
+    if architecture in ("afmoe", "exaone-moe"):
         names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+        if architecture == "afmoe":
+            names |= {
+                "first_k_dense_replace": "num_dense_layers", "routed_scaling_factor": "route_scale"
+            }  # fmt: skip
         config = config | {name: config[theirs] for name, theirs in names.items()}
     counts = [config[name] for name in _COUNTS if config.get(name)]
     if not counts or architecture == "nemotron_h":
@@ -237,6 +241,7 @@ def _tensors(
 def _parts(name: str, values: torch.Tensor, config: Config) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a converter makes of one."""
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    name = name.replace("mlp.expert_bias", "mlp.expert_bias.bias")
     if name.endswith("kv_b_proj.weight"):
         widths = [config["qk_nope_head_dim"], config["v_head_dim"]]
         heads = values.view(config["num_attention_heads"], sum(widths), -1)

@@ -28,6 +28,11 @@ _LATENT: dict[str, object] = {
     "v_head_dim": 20,
 }
 _INDEXER = {"index_topk": 104, "index_head_dim": 16, "index_n_heads": 2}
+_AFMOE: dict[str, object] = {
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "num_shared_experts": 2, "route_scale": 1.7, "head_dim": 24, "sliding_window": 9,
+    "num_hidden_layers": 4, "mup_enabled": True,
+}  # fmt: skip
 _ERNIE: dict[str, object] = {
     "moe_num_experts": 6,
     "moe_k": 3,
@@ -58,6 +63,8 @@ def _case(
 
 
 NEW_MOE_CASES = [
+    _case("afmoe", "windows", _AFMOE, layer_types=["sliding_attention", "full_attention"] * 2),
+    _case("afmoe", "plain", _AFMOE, global_attn_every_n_layers=3, mup_enabled=False),
     _case("olmoe", "plain", _EXPERTS | {"num_experts": 6}, norm_topk_prob=False),
     _case("olmoe", "normed-biases", _EXPERTS | {"num_experts": 6}, attention_bias=True),
     _case("ernie4_5_moe", "plain", _ERNIE),
@@ -110,6 +117,7 @@ NEW_MOE_CASES = [
 ]  # fmt: skip
 
 NEW_MOE_TELLING = (
+    "afmoe-plain",
     "olmoe-normed-biases",
     "ernie4_5_moe-plain",
     "glm4_moe-plain",

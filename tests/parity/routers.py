@@ -20,8 +20,11 @@ def random_sparse(
     if name.endswith(("e_score_correction_bias", "expert_bias")):
         return values * (0.05 if "statics" in name else 0.2)  # beside scores that add up to 1
     if name.endswith(
-        ("mlp.gate.weight", "feed_forward.gate.weight", "router.weight", "mlp.gate.wg.weight")
-    ):
+        (
+            "mlp.gate.weight", "feed_forward.gate.weight", "router.weight", "router.gate.weight",
+            "mlp.gate.wg.weight",
+        )
+    ):  # fmt: skip
         return values * 2.0 / math.sqrt(shape[-1])
     if name.endswith("router.proj.weight"):  # of norms that are divided by √D
         return values * 2.0
@@ -52,7 +55,7 @@ class RouterWatch:
             if (
                 type(module)
                 .__name__.lower()
-                .endswith(("topkrouter", "moev1gate", "gemma4textrouter"))
+                .endswith(("topkrouter", "tokenchoicerouter", "moev1gate", "gemma4textrouter"))
             ):
                 self._chosen[module] = []
                 self._hooks.append(module.register_forward_hook(self._check))

@@ -14,6 +14,7 @@ from ridgeline.models import lower
 from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 
 CASES = {
+    "afmoe-windows": "afmoe",
     "arcee-biases": "arcee",
     "bamba-plain": "granitehybrid",
     "cohere-head-norms": "command-r",

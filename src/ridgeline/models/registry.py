@@ -20,7 +20,7 @@ from ridgeline.models.unsupported import lacking_for
 _MAX_LISTED = 12
 _log = logging.getLogger(__name__)
 _CALLED_AS_THEIR_FILE = """
-apertus arcee bamba bert bitnet cohere cohere2 cwm deepseek_v2 deepseek_v3 deepseek_v32 dots1
+afmoe apertus arcee bamba bert bitnet cohere cohere2 cwm deepseek_v2 deepseek_v3 deepseek_v32 dots1
 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 gemma gemma2 gemma3_text glm glm4 glm4_moe
 glm4_moe_lite gpt2 gpt_oss granite granite_swa granitemoe granitemoehybrid hy_v3 lfm2 lfm2_moe
 llama mamba2 mellum mimo minimax_m2 ministral mistral mistral4 mixtral modernbert nemotron

@@ -4,7 +4,6 @@ from ridgeline.models.config import ConfigReader
 
 # By the start of a ``model_type``; the longest that fits counts.
 _LACKING = {
-    "afmoe": "gates on the output of attention",
     "bailing_hybrid": "linear attention",
     "bloom": "ALiBi's biases on attention",
     "blt": "patches of bytes",

@@ -225,7 +225,19 @@ def _deepseek2(keys: Keys, content: GGUFContent) -> Config:
     return config
 
 
+def _afmoe(keys: Keys, content: GGUFContent) -> Config:
+    """Embeddings are times √D, as in every published model."""
+    config = scaled(keys, content, "afmoe") | routed(keys, content)
+    return config | {
+        "num_experts": config.pop("n_routed_experts"),
+        "mup_enabled": True,
+        "sliding_window": keys.integer(CONFIG_KEYS["sliding_window"]),
+        "layer_types": layer_types(keys, keys.integer("block_count"), default=4),
+    }
+
+
 EXPERT_BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
+    "afmoe": _afmoe,
     "deepseek2": _deepseek2,
     "dots1": _dots1,
     "ernie4_5-moe": _ernie4_5_moe,

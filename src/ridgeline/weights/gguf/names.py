@@ -234,6 +234,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         in_config=("rope_factors_long.weight", "rope_factors_short.weight"),
     ),
     "gpt2": Architecture(tensors=_FUSED_QKV, fused={**_QKV, **_QKV_BIAS}),
+    "afmoe": Architecture(
+        tensors=_CORRECTED | _WITH_POST_NORMS | _layers({"gate_heads": "attn_gate.weight"}),
+        fused={},
+    ),
     "arcee": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
     "cohere2": Architecture(tensors=_LLAMA, fused={}),
     "command-r": Architecture(tensors=_LLAMA, fused={}),
