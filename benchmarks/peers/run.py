@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -234,11 +235,18 @@ def main() -> None:
         ceilings.append(measure_ceilings(loops, rounds=1))
     middle = sorted(ceilings, key=lambda found: found.memory_bytes_per_s)[len(ceilings) // 2]
     result = report(run, middle.to_json(), time.monotonic() - start)
-    out = options.out or RESULTS / f"{result['date'][:10]}-{options.shape}.json"
+    out = options.out or _unused(RESULTS / f"{result['date'][:10]}-{options.shape}")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(markdown(result))
     print(out)
+
+
+def _unused(stem: Path) -> Path:
+    """The file of a run: another on the same day has another, whatever machine it was on."""
+    names = chain([""], (f"-{number}" for number in count(2)))
+    paths = (stem.with_name(f"{stem.name}{name}.json") for name in names)
+    return next(path for path in paths if not path.exists())
 
 
 def _first(pair: tuple[float, Setting]) -> float:

@@ -10,9 +10,10 @@ from tests.decoding.grammars.conftest import allowed
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.core.structured_outputs import StructuredOutputs
+from ridgeline.decoding.grammars import checker as checker_module
 from ridgeline.decoding.grammars import compiler as compiler_module
 from ridgeline.decoding.grammars.checker import GrammarChecker
 from ridgeline.engine.async_engine import AsyncEngine
@@ -53,6 +54,16 @@ def test_a_bomb_that_runs_for_hours_is_stopped_and_the_next_grammar_compiles(com
     with pytest.raises(InvalidRequestError, match="too much time"):
         compiler.prepare(bomb)
     compiler.prepare(StructuredOutputs.of({"regex": "after[a-z]*"}))
+
+
+def test_a_machine_without_time_for_a_grammar_is_busy_and_the_grammar_is_not_at_fault(monkeypatch):
+    checker = GrammarChecker((), {})
+    monkeypatch.setattr(checker_module, "WALL_SECONDS", 0.001)  # less than a process takes to start
+    with pytest.raises(OverloadedError, match="busy"):
+        checker.tried("start: /a/")
+    monkeypatch.undo()
+    assert checker.tried("start: /a/")[0] == ""
+    checker.close()
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])

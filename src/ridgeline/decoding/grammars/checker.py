@@ -2,9 +2,12 @@
 
 import json
 import queue
+import signal
 from collections.abc import Mapping, Sequence
+from time import monotonic
 
 from ridgeline.core.child_process import ChildProcess
+from ridgeline.core.errors import OverloadedError
 from ridgeline.decoding.grammars import check_worker
 
 NUM_PROCESSES = 2
@@ -34,13 +37,22 @@ class GrammarChecker:
             self._idle.put(ChildProcess(_ARGUMENTS))
 
     def tried(self, grammar: str) -> tuple[str, int]:
-        """What is wrong with a grammar, empty if nothing is, and the bytes that it takes."""
+        """What is wrong with a grammar, empty if nothing is, and the bytes that it takes.
+
+        Raises:
+            OverloadedError: others left it no processor time to find that out.
+        """
         request = json.dumps(self._fixed | {"grammar": grammar}).encode()
         process = self._idle.get()
+        began_s = monotonic()
         try:
             replies = process.exchange(request, wall_seconds=WALL_SECONDS)
         finally:
             self._idle.put(process)
+        if not replies and hasattr(signal, "setitimer") and monotonic() - began_s >= WALL_SECONDS:
+            raise OverloadedError(
+                "The machine is too busy to try the grammar.", retry_after_s=WALL_SECONDS
+            )
         problem: str = TOO_MUCH
         num_bytes: int | None = None
         if replies:
