@@ -39,6 +39,18 @@ def test_a_replayed_plan_counts_as_its_steps():
     assert pricing.remaining_s(new_sequence(output=11)) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("num_steps", [1, 16])
+def test_what_a_step_takes_beside_its_segments_is_that_of_one_step_of_a_replay(num_steps):
+    price = LinearPrice(pass_s=0.01, token_s=0.002, draft_share=0.5)
+    segments = tuple(Segment(slot=slot, start=8, stop=9, token_ids=(1,)) for slot in range(3))
+    draft = Pass(segments=segments, role=ModelRole.DRAFT)
+    for passes, fixed_s in (((), 0.01), ((draft,), 0.01 + 0.5 * 0.016 / num_steps)):
+        plan = StepPlan(step_id=0, passes=(*passes, Pass(segments=segments, num_steps=num_steps)))
+        pricing = Pricing(price)
+        pricing.observe(plan, price.seconds(plan))
+        assert pricing.fixed_s == pytest.approx(fixed_s)
+
+
 def test_of_short_steps_few_are_priced():
     priced = []
 

@@ -204,7 +204,9 @@ def _check(arguments: argparse.Namespace) -> None:
                     f"{_option(other)} means nothing with {_option(name)}: {why}."
                 )
     check_machine_options(arguments)
-    for name in ("count", "prompt", "output", "max_num_seqs", "max_num_batched_tokens"):
+    for name in (
+        "count", "tensor_parallel", "prompt", "output", "max_num_seqs", "max_num_batched_tokens",
+    ):  # fmt: skip
         if _given(arguments, name) and getattr(arguments, name) < 1:
             raise InvalidRequestError(f"{_option(name)} must be at least 1.")
     if (arguments.count or 1) > 1024:
@@ -213,7 +215,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidRequestError("--rate must be greater than 0.")
     check_money(arguments)
     if arguments.requests is not None and not _MIN_REQUESTS <= arguments.requests <= 100_000:
-        raise InvalidRequestError("--requests must be from 40 to 100,000.")
+        raise InvalidRequestError(f"--requests must be from {_MIN_REQUESTS} to 100,000.")
     for name in ("requests", "seed"):
         if _given(arguments, name) and not _has_rate(arguments):
             raise InvalidRequestError(

@@ -15,7 +15,7 @@ from ridgeline.fleet.router import Router
 from ridgeline.fleet.stream_log import StreamLog
 from ridgeline.fleet.upstream import UNREADABLE, AnswerHead, Attempt, UpstreamError
 from ridgeline.server.errors import ApiError, family_of
-from ridgeline.server.replies import DONE, encode
+from ridgeline.server.replies import DONE, encode, error_event
 
 Send = Callable[[Any], Awaitable[None]]
 EVENTS = b"text/event-stream"
@@ -379,14 +379,14 @@ class Forwarding:
             headers = end_to_end(answer.head.headers)
             await self._client.whole(answer.head.status, headers, answer.body)
             return
-        error = _unavailable(reason)
-        body = self._error_body(error)
+        error, family = _unavailable(reason), family_of(self._request.path)
+        body = error.body(family, "")
         if self._client.has_begun:
-            self._client.write(b"data: " + body + b"\n\n")
+            self._client.write(error_event(body, family))
             await self._client.end()
         else:
             content_type = (b"content-type", b"application/json")
-            await self._client.whole(503, [content_type, *error.headers], body)
+            await self._client.whole(503, [content_type, *error.headers], encode(body))
 
 
 def _unavailable(reason: str) -> ApiError:

@@ -128,7 +128,7 @@ class Pricing:
         self._price = price
         self._scale: float | None = None
         self._unobserved_s = _OBSERVE_EVERY_S
-        self._fixed_s = 0.0  # of a step, beyond what its segments add; before scaling
+        self._fixed_s = 0.0  # of a step, beyond what the target's segments add; before scaling
         self._step_s = 0.0
         self._output_tokens = 256.0
 
@@ -136,7 +136,8 @@ class Pricing:
         """Learn from a step that was executed; not from each, what it should have taken."""
         if measured_s <= 0:
             return
-        step_s = measured_s / plan.passes[-1].num_steps
+        target = plan.passes[-1]
+        step_s = measured_s / target.num_steps
         self._step_s = _mean(self._step_s, step_s) if self._step_s else step_s
         self._unobserved_s += measured_s
         if self._unobserved_s < _OBSERVE_EVERY_S:
@@ -147,10 +148,9 @@ class Pricing:
         self._unobserved_s = 0.0
         parts = sum(
             self._price.segment_seconds(segment.num_tokens, segment.start)
-            for a_pass in plan.passes
-            for segment in a_pass.segments
+            for segment in target.segments
         )
-        self._fixed_s = max(0.0, predicted - parts)
+        self._fixed_s = max(0.0, predicted / target.num_steps - parts)
         ratio = measured_s / predicted
         self._scale = ratio if self._scale is None else _mean(self._scale, ratio)
 

@@ -25,7 +25,7 @@ from ridgeline.server.context import SHUTTING_DOWN, Call, Server
 from ridgeline.server.continuation import HANDED_OVER, HandedOverError, routed
 from ridgeline.server.errors import ApiError, ApiFamily, to_api_error
 from ridgeline.server.pool.choice import of_model
-from ridgeline.server.replies import EventStream, FileReply, Reply, encode
+from ridgeline.server.replies import EventStream, FileReply, Reply, encode, error_event
 
 _log = logging.getLogger(__name__)
 _FILE_CHUNK_BYTES = 1 << 16
@@ -229,11 +229,8 @@ class Endpoint:
                     Reply(body=body, status=api_error.status, headers=tuple(api_error.headers))
                 )
             elif sender.is_stream:
-                name = b"event: error\n" if self._operation.family is ApiFamily.ANTHROPIC else b""
-                text = encode(body)
-                await sender.event(
-                    text + b"\n" if sender.is_lines else name + b"data: " + text + b"\n\n"
-                )
+                last = error_event(body, self._operation.family)
+                await sender.event(encode(body) + b"\n" if sender.is_lines else last)
                 await sender.end()
 
 

@@ -7,6 +7,8 @@ from typing import IO, Any
 
 import msgspec
 
+from ridgeline.server.errors import ApiFamily
+
 _ENCODER = msgspec.json.Encoder()
 encode = _ENCODER.encode
 _LINE_BREAKS = [(char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029"]
@@ -57,6 +59,11 @@ def event(data: Any, name: str | None = None) -> bytes:
         for char, escaped in _LINE_BREAKS:
             text = text.replace(char, escaped)
     return text if name is None else b"event: " + name.encode() + b"\n" + text
+
+
+def error_event(body: Any, family: ApiFamily) -> bytes:
+    """The last event of a stream that breaks off; Anthropic's clients know it by its name."""
+    return event(body, "error" if family is ApiFamily.ANTHROPIC else None)
 
 
 def json_lines(values: AsyncGenerator[Any, None]) -> EventStream:
