@@ -110,8 +110,8 @@ class Forwarding:
     """Sends a request to one engine after another, until there is a whole answer.
 
     Before the first byte of an answer it is sent anew; a stream of events goes on from what the
-    client has. What cannot go on ends with an error. So goes on, too, what one engine has begun so
-    that another goes on.
+    client has, also where one engine computes the prompt for another. What cannot go on ends with
+    an error.
     """
 
     def __init__(self, router: Router, request: RoutedRequest, client: Client) -> None:
@@ -128,7 +128,7 @@ class Forwarding:
         self.times = ForwardedTimes()
 
     async def run(self) -> None:
-        """WholeAnswer the client, whatever becomes of engines."""
+        """Answer the client, whatever becomes of engines."""
         self._router.budget.request()
         while (placed := await self._next()) is not None:
             try:

@@ -416,7 +416,7 @@ class Optimizer:
         measured where there is time left."""
         alone = {change: self._predict(Candidate((change,))) for change in winner.changes}
         changes = sorted(winner.changes, key=lambda change: -alone[change])
-        kept = dict(zip(winner.changes, range(len(winner.changes)), strict=True))
+        kept = {change: place for place, change in enumerate(winner.changes)}
         path = [
             Candidate(tuple(sorted(changes[:number], key=kept.__getitem__)))
             for number in range(len(changes) + 1)

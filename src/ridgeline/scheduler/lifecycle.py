@@ -51,7 +51,7 @@ class Lifecycle:
         while self._policy.preempts and (head := self.waiting.head(now_s)) is not None:
             if not self.waiting.may_join(head):
                 return
-            fits = self.waiting.fits(head)
+            fits = self.waiting.take_prefix_and_fit(head)
             if fits and self._free_slots:
                 return
             if not fits and self.waiting.drop_holder(but=head):
@@ -62,11 +62,12 @@ class Lifecycle:
                 return
             self._preempt(victim)
 
-    def may_enter(self, sequence: Sequence) -> bool:
-        """Whether slot and blocks are there for the sequence at the head of the queue."""
+    def make_room_at_head(self, sequence: Sequence) -> bool:
+        """Whether slot and blocks are there for the sequence at the head of the queue, once others
+        that wait have given up blocks for it."""
         if not self._free_slots or not self.waiting.may_join(sequence):
             return False
-        while not self.waiting.fits(sequence):
+        while not self.waiting.take_prefix_and_fit(sequence):
             # Others that wait may hold what it needs: those that were first in the queue before.
             # If nothing runs they do, or the tiers, since alone it fits always (`SchedulerConfig`).
             drop = self.waiting.drop_holder if self._running else self.waiting.drop_blocks

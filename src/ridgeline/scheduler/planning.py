@@ -106,7 +106,9 @@ class Planner:
             assert head is not None
             num_computed = head.kv.num_computed
             gap = len(head.token_ids) - num_computed
-            if not self._lifecycle.may_enter(head) or not self._grant(gap, num_computed, step):
+            if not self._lifecycle.make_room_at_head(head) or not self._grant(
+                gap, num_computed, step
+            ):
                 head = None
                 continue
             if not waiting.start_load(head):

@@ -176,7 +176,7 @@ class Waiting:
         """Whether batching admits it now, and no outcome of an earlier run is awaited."""
         return not sequence.num_in_flight and self._batching.admits(sequence)
 
-    def fits(self, sequence: Sequence) -> bool:
+    def take_prefix_and_fit(self, sequence: Sequence) -> bool:
         """Whether blocks are free for it, beside those of the cached prefix, which it takes."""
         sequence.kv.reuse_prefix(sequence.token_ids)
         self._note_blocks(sequence)
