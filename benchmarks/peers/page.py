@@ -64,7 +64,8 @@ def _table(title: str, newest_first: list[Mapping[str, Any]]) -> list[str]:
 
 def _ratio(column: Mapping[str, float | None], ours: str, peers: list[str]) -> str:
     best = max(column[peer] or 0.0 for peer in peers)
-    return f"**{(column[ours] or 0.0) / best:.2f}**" if best else "–"
+    ratio = (column[ours] or 0.0) / best if best else 0.0
+    return f"**{ratio:.2f}**" if ratio > 1 else f"{ratio:.2f}" if ratio else "–"
 
 
 def _has(run: Mapping[str, Any], cell: str) -> bool:

@@ -113,5 +113,5 @@ def test_a_column_of_the_page_is_the_newest_run_that_measured_it():
     old["OpenVINO int4"] = {"prefill 512": 50.0, "decode 1": 10.0}
     new = {"ridgeline int4": {"decode 1": 30.0}, "llama.cpp Q4_0": {"decode 1": 20.0}}
     text = page([result(21, **old), result(22, **new)])
-    assert "| × the best peer | **0.20** | **1.50** |" in text
+    assert "| × the best peer | 0.20 | **1.50** |" in text
     assert "[11-21](../benchmarks/results/21.json), 31 GB/s | [11-22]" in text

@@ -75,9 +75,10 @@ class SimulatedMachine:
         self.now_s = 0.0
         self.visited: list[Candidate] = []
         self.interrupt_after: int | None = None
+        self.look_s = 0.002  # between two looks at the clock
 
     def clock(self) -> float:
-        self.now_s += 0.002
+        self.now_s += self.look_s
         return self.now_s
 
     def slowness(self, candidate: Candidate) -> float:

@@ -102,6 +102,20 @@ def test_an_interrupted_run_goes_on_with_what_it_measured(tmp_path):
     assert len(found.visits) == len(other.visited)
 
 
+@pytest.mark.slow
+def test_a_run_that_was_interrupted_in_its_proof_knows_whom_it_compares(tmp_path):
+    """Also one that was never raced, if there is no time to screen it again."""
+    machine = SimulatedMachine(pricer(), noise=0.05)
+    machine.interrupt_after = 14
+    with pytest.raises(KeyboardInterrupt):
+        find(tmp_path, machine, given=(), budget_s=40.0)
+    again = SimulatedMachine(pricer(), noise=0.05, seed=100)
+    again.look_s = 0.1
+    found = find(tmp_path, again, given=(), budget_s=40.0)
+    compared = {each.candidate for each in found.visits if each.stage == "proof"}
+    assert found.winner in compared | {DEFAULT}
+
+
 def test_what_two_candidates_share_is_learnt_of_both():
     candidates = [DEFAULT, quantized("int8"), quantized("int8").changed("max_num_seqs", 8)]
     belief = Belief(candidates, [0.0, 0.5, 0.6], {"quantization": 0.4})

@@ -254,6 +254,8 @@ class Chat:
         path = Path(rest).expanduser()
         if path.exists():
             Transcript.load(path)  # overwrite nothing else
+        elif not path.parent.is_dir():
+            raise InvalidRequestError(f"There is no folder {path.parent}.")
         self.transcript.save(path)
         error_console.print(f"{path} has {self._num_turns()}.", style="dim", markup=False)
 

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     with loading_bar() as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
-        if text and llm.tokenizer is None:
+        if isinstance(prompt, str) and llm.tokenizer is None:
             raise InvalidRequestError(
                 f"{llm.name} has no tokenizer; give the prompt as token ids: --prompt-ids 1,2,3."
             )

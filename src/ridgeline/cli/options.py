@@ -123,7 +123,7 @@ class Parser(argparse.ArgumentParser):
         is_command = action.dest == argparse.SUPPRESS
         if is_command and value in COMMANDS:
             self.error(f"there is no command {value}: {COMMANDS[value]}")
-        near = nearest(value, action.choices)
+        near = nearest(str(value), map(str, action.choices))
         hint = "" if near is None else f"; did you mean {near}?"
         if is_command:
             self.error(f"there is no command {value}{hint}")

@@ -202,5 +202,5 @@ def _config(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
             raise
         raise ModelNotFoundError(_unknown_model(str(shape))) from error
     if not folder.is_dir():
-        raise InvalidRequestError("Plans for GGUF files need --shape or --config.")
+        raise InvalidRequestError("A GGUF file is not read here; give its --shape or --config.")
     return arguments.model or "embedded", dict(read_config(folder))

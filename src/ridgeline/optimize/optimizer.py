@@ -32,6 +32,7 @@ _FEWEST, _MOST = 16, 2000  # requests of a visit
 _PILOT = 48  # requests, at once
 _LEADERS = 24  # that may be measured
 _SPECULATED = 5  # leaders, the default among them, that are tried with speculation as well
+_COMPARED = ("race", "proof", "steps")  # the stages whose turns hold the default, too
 _RISK = 0.05  # of a choice that misses more than 5 %, at which the race ends
 _ENOUGH_PAIRS = 2
 # What no price predicts: speculation pays where little else runs, and there is a load here.
@@ -194,7 +195,7 @@ class Optimizer:
         task = self._task
         leaders = [each.candidate for each in screened.leaders]
         others = [new for each in leaders[:_SPECULATED] for new in task.space.unpredicted(each)]
-        met = [each.candidate for each in self._kept.visits_of("race")]
+        met = [each.candidate for each in self._kept.visits if each.stage in _COMPARED]
         belief = self._belief([*leaders, *others, *met])
         done = [each.turn for each in self._kept.visits_of("race")]
         for turn in count(1 + max(done, default=-1)):
@@ -244,7 +245,7 @@ class Optimizer:
 
     def _turns(self) -> Iterator[dict[Candidate, float]]:
         """Of every turn with the default, the candidates that were measured in it."""
-        for stage in ("race", "proof", "steps"):
+        for stage in _COMPARED:
             for turn in {each.turn: None for each in self._kept.visits_of(stage)}:
                 yield self._log_ratios(stage, turn)
 
