@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 import yaml
+from tests.fleet.conftest import KEY
 from tests.fleet.test_forwarding import answer, routed
 from tests.fleet.test_simulation import MACHINE
 from tests.reliability.process import free_port
@@ -19,9 +20,16 @@ from ridgeline.cli.main import build_parser, main
 from ridgeline.core.errors import InvalidRequestError, SettingsError
 from ridgeline.fleet.checks import EngineTold, FleetTold, predicted
 from ridgeline.fleet.policies import POLICIES
-from ridgeline.fleet.request_log import LoggedRequest, RequestLog, read_answer, read_log
+from ridgeline.fleet.request_log import (
+    UNLOGGED,
+    LoggedRequest,
+    RequestLog,
+    read_answer,
+    read_log,
+)
 from ridgeline.fleet.simulation import simulate_fleet
 from ridgeline.planning import poisson, read_trace
+from ridgeline.server.continuation import ROUTER_KEY, router_token
 
 PLANNED = {
     "model": "qwen2.5-0.5b",
@@ -75,7 +83,7 @@ def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys)
     try:
         url = f"http://127.0.0.1:{port}"
         wait_up(url, 2, process)
-        assert main(["fleet", "verify", file, "--api-key", "secret"]) == 0
+        assert main(["fleet", "verify", file, "--api-key", "admin"]) == 0
         assert capsys.readouterr().out.count("4 of 4") == 3
         with httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}) as client:
             for stream in (False, True):
@@ -85,7 +93,7 @@ def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys)
         wait_for_lines(log, 2)
         assert log.stat().st_mode & 0o777 == 0o600
         assert "secret" not in log.read_text()
-        words = ["fleet", "replay", file, str(log), "--speed", "100", "--api-key", "secret"]
+        words = ["fleet", "replay", file, str(log), "--speed", "100", "--api-key", "admin"]
         assert main([*words, "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
         assert (report["asked"], report["same"]) == (2, 2)
@@ -291,6 +299,20 @@ def test_what_only_checks_is_not_in_the_log(tmp_path, capsys):
         wait_for_lines(log, 1)
         assert main(["fleet", "replay", *words, str(log)]) == 1  # it has no text
     assert len(read_log(log)) == 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "lines"), [({}, 1), ({ROUTER_KEY: b"another"}, 1), ({ROUTER_KEY: None}, 0)]
+)
+def test_nobody_but_an_admin_keeps_out_of_the_log(tmp_path, shown, lines):
+    log, path = tmp_path / "log", "/v1/completions"
+    headers = {UNLOGGED: b"1", **{name: key or router_token(KEY) for name, key in shown.items()}}
+    asked = [] if not lines else [answer(403)]
+    with routed(tmp_path, [*asked, said_by("a")], request_log=str(log)) as (client, _):
+        for extra in (headers, {}):
+            assert client.post(path, json={"prompt": "x"}, headers=extra).is_success
+        wait_for_lines(log, 1 + lines)
+    assert len(read_log(log)) == 1 + lines
 
 
 def test_replay_says_that_an_answer_is_another(tmp_path, capsys):

@@ -101,6 +101,24 @@ def test_a_body_that_is_nested_without_end_is_left_to_the_engine():
     assert request.blocks == []
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_tokens": -1}, 128),
+        ({"max_tokens": -1, "max_completion_tokens": 5}, 5),
+        ({"max_completion_tokens": -1, "max_tokens": 7}, 7),
+        ({"max_tokens": 1}, 1),
+        ({}, 128),
+    ],
+)
+def test_a_limit_of_minus_one_is_none(limits, expected):
+    body = json.dumps({"prompt": "a", "stream": True, **limits}).encode()
+    path = "/v1/completions"
+    request = RoutedRequest(method="POST", path=path, target=path.encode(), headers=[], body=body)
+    assert request.wanted.output_tokens == expected
+    assert request.may_be_handed_over == (expected > 1)
+
+
 def test_that_the_router_has_no_descriptor_left_is_no_fault_of_the_engines():
     """Strangers' connections took the last ones, and all streams were ended as if it were dead."""
 

@@ -81,3 +81,4 @@ def test_panels_of_an_expert_are_those_of_the_tokens_that_it_may_get(num_tokens)
     wanted = sum(ceil(n / 8) * chance for n, chance in enumerate(chances)) / (1 - chances[0])
     assert kernel.expert_panels(num_tokens, 0.25) == pytest.approx(wanted)
     assert kernel.expert_panels(num_tokens, 1.0) == ceil(num_tokens / 8)
+    assert kernel.expert_panels(0, 0.25) == kernel.panels(0) == 1

@@ -172,6 +172,9 @@ def test_truncation_leaves_room_for_the_output(http):
     body = {"prompt": [7] * 5000, "truncate_prompt_tokens": -1, "max_tokens": None}
     usage = complete(http, **body)["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2032, 16), "the default"
+    for unlimited in ("max_tokens", "n_predict"):
+        usage = complete(http, **body | {"max_tokens": None, unlimited: -1})["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2047, 1)
 
 
 def test_negative_seeds(http):

@@ -129,6 +129,7 @@ def test_without_tokens_to_predict_a_prompt_is_only_cached(http, events):
     prompt = {"prompt": "the cat sat on the mat and looked", "n_predict": 0}
     whole = http.post("/completion", json=prompt).json()
     assert (whole["content"], whole["tokens_predicted"]) == ("", 0)
+    assert (whole["truncated"], whole["generation_settings"]["n_predict"]) == (False, 0)
     assert http.post("/completion", json=prompt).json()["tokens_cached"] > 0
     (last,) = events("/completion", prompt)
     assert (last["content"], last["stop"]) == ("", True)
@@ -145,12 +146,34 @@ def test_a_line_that_is_indented_too_little_is_not_written(http, events, says):
     assert "".join(piece["content"] for piece in pieces) == whole["content"]
 
 
+def test_an_output_that_is_cut_is_counted_once(http, served, says, monkeypatch):
+    counted = []
+    monkeypatch.setattr(served.server.metrics, "finished", counted.append)
+    says("a\n", "b", "c")
+    assert http.post("/completion", json=ASK | {"n_indent": 4}).json()["content"] == "a\n"
+    assert counted == ["stop"]
+    assert http.post("/completion", json=ASK).json()["content"] == "a\nbc"
+    assert counted == ["stop", "stop"]
+
+
+def test_token_ids_need_no_tokenizer(http, served, says, monkeypatch):
+    says("a", "b")
+    monkeypatch.setattr(type(served.server.engine), "tokenizer", None)
+    ids = ASK | {"prompt": [5, 6], "n_probs": 1, "logit_bias": [[7, -1]]}
+    answer = http.post("/completion", json=ids)
+    assert answer.is_success, answer.text
+    assert len(answer.json()["completion_probabilities"]) == 2
+    assert http.post("/completion", json=ids | {"logit_bias": [["a", 1]]}).status_code == 400
+
+
 def test_an_output_ends_with_its_line_when_its_time_is_over(http, says):
     says("a", "b\n", "c")
     late = http.post("/completion", json=ASK | {"t_max_predict_ms": 1e-6}).json()
     assert (late["content"], late["stop_type"]) == ("ab\n", "limit")
     early = http.post("/completion", json=ASK | {"t_max_predict_ms": 60_000}).json()
     assert (early["content"], early["stop_type"]) == ("ab\nc", "eos")
+    never = http.post("/completion", json=ASK | {"t_max_predict_ms": None}).json()
+    assert never["content"] == "ab\nc"
 
 
 def test_biases_are_pairs_of_tokens_or_texts(http):

@@ -74,3 +74,15 @@ def test_what_is_no_prediction_is_named(drafting):
             found = client.post("/v1/completions", json={"prompt": "a", "prediction": wrong})
             assert found.status_code == 400
             assert "prediction" in found.text
+
+
+def test_what_is_drafted_past_a_stop_token_is_not_accepted(drafting):
+    path = "/v1/completions"
+    body = PATHS[path] | {"max_tokens": 60, "temperature": 1.0, "seed": 4, "ignore_eos": True}
+    with drafting.client() as client:
+        plain = client.post(path, json=body | {"return_token_ids": True}).json()["choices"][0]
+        body["prediction"] = {"type": "content", "content": plain["text"]}
+        stop = plain["token_ids"][1]
+        usage = client.post(path, json=body | {"stop_token_ids": [stop]}).json()["usage"]
+    details = usage["completion_tokens_details"]
+    assert 0 < details["accepted_prediction_tokens"] <= usage["completion_tokens"] <= 2

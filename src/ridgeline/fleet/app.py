@@ -52,11 +52,7 @@ class RouterApp:
         self._log, self._cascade = log, cascade
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_logged = (
-            self._log is not None
-            and scope["path"] in GENERATING
-            and UNLOGGED not in dict(scope["headers"])
-        )
+        is_logged = self._log is not None and scope["path"] in GENERATING
         client = (RecordedClient if is_logged else Client)(scope, send)
         outcome = "refused"
         self._router.num_open += 1
@@ -117,8 +113,11 @@ class RouterApp:
             raise ApiError(404, "There is no such route.")
         if request.is_for_all:
             return await self._ask_all(request, client)
+        is_noted = isinstance(client, RecordedClient) and not (
+            UNLOGGED in dict(headers) and await self._may(_ADMINS, request, None, receive)
+        )
         outcome = await self._generate(request, client, receive)
-        if self._log and isinstance(client, RecordedClient) and outcome == "completed":
+        if self._log and isinstance(client, RecordedClient) and is_noted and outcome == "completed":
             self._log.note(request, client, has_seed=router.token is not None)
         return outcome
 
@@ -179,10 +178,10 @@ class RouterApp:
         await client.whole(200 if is_ready else 503, headers, body)
 
     async def _may(
-        self, path: str, request: RoutedRequest, client: Client, receive: Receive
+        self, path: str, request: RoutedRequest, client: Client | None, receive: Receive
     ) -> bool:
         """Whether an engine lets the caller read what lies there: the router knows no keys but that
-        which it shares with the engines. If not, the client has heard so."""
+        which it shares with the engines. If not, a ``client`` has heard so."""
         token = self._router.token
         shown = dict(request.headers).get(ROUTER_KEY, b"")
         if token is not None and hmac.compare_digest(shown, token):
@@ -192,7 +191,7 @@ class RouterApp:
             method="GET", path=path, target=path.encode(), headers=request.headers, body=b""
         )
         await self._forward(Forwarding(self._router, asked, asking), receive)
-        if asking.status != 200:
+        if asking.status != 200 and client is not None:
             await client.whole(asking.status, asking.headers, asking.body)
         return asking.status == 200
 

@@ -24,7 +24,7 @@ from ridgeline.fleet.upstream import AnswerHead
 from ridgeline.server.sampling import RANDOM_SEED
 
 _log = logging.getLogger(__name__)
-UNLOGGED = b"x-ridgeline-unlogged"  # header of requests that only check or repeat others
+UNLOGGED = b"x-ridgeline-unlogged"  # header of an admin's requests that only check or repeat
 
 
 class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -103,11 +103,12 @@ class RoutedRequest:
         caller = fields.get(b"authorization", b"") + b"\0" + fields.get(b"x-api-key", b"")
         salt = f"{body.model}\0{body.cache_salt}\0".encode("utf-8", "surrogatepass") + caller
         self.blocks = prefix_blocks(prompt, salt)
-        limit = body.max_completion_tokens or body.max_tokens or _USUAL_OUTPUT_TOKENS
+        limits = (body.max_completion_tokens, body.max_tokens)
+        limit = next((each for each in limits if each and each > 0), _USUAL_OUTPUT_TOKENS)
         session = fields.get(b"x-session-id") or (self.blocks[0] if self.blocks else caller)
         self.wanted = Wanted(
             prompt_tokens=max(1, len(prompt) // BYTES_PER_TOKEN),
-            output_tokens=max(1, min(limit, _USUAL_OUTPUT_TOKENS)),
+            output_tokens=min(limit, _USUAL_OUTPUT_TOKENS),
             session=session,
         )
 

@@ -47,7 +47,7 @@ class ProductKernel:
     def expert_panels(self, num_tokens: int, share: float) -> float:
         """Mean panels of an expert that is met at all, if each of ``num_tokens`` tokens goes to it
         with a probability of ``share``: more than those of the mean of its tokens."""
-        if self.panel_tokens is None or share >= 1.0:
+        if self.panel_tokens is None or share >= 1.0 or num_tokens <= self.panel_tokens:
             return self.panels(num_tokens)
         counts = np.arange(1, num_tokens + 1)
         # Binomial: P(n) / P(n - 1) is (T - n + 1) / n · share / (1 - share).

@@ -24,7 +24,7 @@ class SequenceStatus(StrEnum):
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Drafts that were verified, and their tokens.
+    """Drafts that were verified, and their tokens; of a sequence no accepted ones after its end.
 
     ``drafted_at[i]`` drafts had tokens at depth i, and of ``accepted_at[i]`` one of them was
     accepted. ``drafted_by_rank[r]`` tokens were the r-th of those that follow one token, and

@@ -307,8 +307,8 @@ class Speculation:
             state.from_model = None
         if proposed.token_ids and segment.num_drafts:
             verified = proposed.only(state.kept)
-            for counts in (self._counts, sequence.drafts):
-                counts.add(verified, outcome.accepted)
+            self._counts.add(verified, outcome.accepted)
+            sequence.drafts.add(verified, outcome.accepted[: len(new)])
 
     def is_void(self, sequence: Sequence, segment: Segment) -> bool:
         """Whether the step did nothing for the sequence, since the draft model had no token.

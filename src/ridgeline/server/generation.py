@@ -136,14 +136,19 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
             async for choice, chunk in source:
                 if chunk.finish_reason is not None and not isinstance(chunk, PriorChunk):
                     server.metrics.finished(chunk.finish_reason)
-                yield choice, chunk
                 num_ended += chunk.finish_reason is not None
+                yield choice, chunk
                 if chunk.token_ids or chunk.finish_reason:
                     begun.add(choice)
                 if job.hands_over and num_ended < len(begun) == len(job.prompts) * job.params.n:
                     call.is_complete = True
                     raise HandedOverError
             call.is_complete = True
+        except GeneratorExit:
+            if call.is_complete:  # the reader had enough of what is left
+                for _ in range(len(job.prompts) * job.params.n - num_ended):
+                    server.metrics.finished(FinishReason.STOP)
+            raise
         except InvalidRequestError as error:
             raise refused_format(error, job.format_fields) from None
         finally:

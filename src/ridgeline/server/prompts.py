@@ -120,7 +120,8 @@ def check_in_vocabulary(server: Server, token_ids: Sequence[int], param: str) ->
 def truncate(
     token_ids: tuple[int, ...], limit: int | None, context: int, output_tokens: int | None = None
 ) -> tuple[int, ...]:
-    """The last ``limit`` tokens; −1 is as many as leave room for the output in the context."""
+    """The last ``limit`` tokens; −1 is as many as leave room for the output in the context, which
+    without ``output_tokens`` is one token."""
     if limit is None:
         return token_ids
     if limit == 0:

@@ -102,7 +102,7 @@ async def prepare_completion(
     adds_special = request.add_special_tokens is not False
     limit = request.truncate_prompt_tokens
     prompts = [
-        truncate(ids, limit, context, output_tokens)
+        truncate(ids, limit, context, None if fits_context else output_tokens)
         for ids in await tokenize(
             server,
             prompt,

@@ -125,13 +125,17 @@ async def _answer(
 
 def _biases(call: Call, request: LlamaCppOptions) -> dict[str, float] | None:
     """By token id; of a text each token has its bias."""
-    given, tokenizer = request.logit_bias, call.server.tokenizer
+    given = request.logit_bias
     if not isinstance(given, list):
         return given
+
+    def meant_by(each: int | str) -> list[int]:
+        return [each] if isinstance(each, int) else call.server.tokenizer.encode(each, False)
+
     return {
         str(token): _LEAST_BIAS if bias is False else bias
-        for meant, bias in given
-        for token in ([meant] if isinstance(meant, int) else tokenizer.encode(meant, False))
+        for each, bias in given
+        for token in meant_by(each)
     }
 
 
@@ -173,7 +177,8 @@ class _Run:
 
     def __init__(self, call: Call, request: LlamaCppOptions, model: str, job: Job) -> None:
         self._call, self._request, self._model, self._job = call, request, model, job
-        self._text = ""
+        self._texts: list[str] = []
+        self._line = ""  # that is not ended, with the line break before it
         self._tokens: list[int] = []
         self._probabilities: list[dict[str, Any]] = []
         self._first_s = 0.0
@@ -182,22 +187,20 @@ class _Run:
         self._timings: RequestTimings | None = None
 
     async def pieces(self) -> AsyncGenerator[CompletionChunk, None]:
-        """What the engine writes, up to where `_line_end` cuts it."""
+        """What the engine writes, up to where `_kept` cuts it."""
         async with contextlib.aclosing(generate(self._job)) as chunks:
             async for _, chunk in chunks:
                 self._first_s = self._first_s or time.monotonic()
                 self._last, self._timings = chunk, chunk.timings or self._timings
                 if self._request.n_predict == 0:
                     continue
-                text = self._text + chunk.text
-                end = self._line_end(text)
-                piece = msgspec.structs.replace(chunk, text=text[len(self._text) : end])
-                self._text = text[:end]
+                text, is_over = self._kept(chunk.text)
+                self._texts.append(text)
                 self._tokens += chunk.token_ids
                 self._probabilities += self._likely(chunk)
-                if end is not None and chunk.finish_reason is None:
+                if is_over and chunk.finish_reason is None:
                     self._is_cut = self._call.is_complete = True
-                yield piece
+                yield msgspec.structs.replace(chunk, text=text)
                 if self._is_cut:
                     break
         if self._is_cut:
@@ -208,15 +211,16 @@ class _Run:
                 end_to_end_s=time.monotonic() - self._call.arrival_s,
             )
 
-    def _line_end(self, text: str) -> int | None:
-        """Where ``n_indent`` or ``t_max_predict_ms`` end the output, if they do by now."""
-        line = max(self._text.rfind("\n"), 0)
-        for match in _LINE_START.finditer(text, line):
-            if len(match[1]) < self._request.n_indent:
-                return match.end()
-        limit_s, took_s = self._request.t_max_predict_ms / 1e3, time.monotonic() - self._first_s
-        is_late = 0 < limit_s < took_s and "\n" in text[len(self._text) :]
-        return len(text) if is_late else None
+    def _kept(self, new: str) -> tuple[str, bool]:
+        """What is written of a piece, and whether ``n_indent`` or ``t_max_predict_ms`` end it."""
+        if self._request.n_indent:
+            text, known = self._line + new, len(self._line)
+            for match in _LINE_START.finditer(text):
+                if len(match[1]) < self._request.n_indent:
+                    return text[known : match.end()], True
+            self._line = text[max(text.rfind("\n"), 0) :]
+        limit_s = (self._request.t_max_predict_ms or 0) / 1e3
+        return new, 0 < limit_s < time.monotonic() - self._first_s and "\n" in new
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self.pieces()) as chunks:
@@ -238,23 +242,23 @@ class _Run:
     def _whole(self) -> dict[str, Any]:
         last = self._last
         assert last is not None
-        limit = self._job.params.max_tokens
+        wanted = self._request.n_predict
         is_filtered = last.finish_reason is FinishReason.CONTENT_FILTER
         by_word = isinstance(last.stop_reason, str) and not is_filtered
         is_full = str(last.finish_reason) == "length"
         found: dict[str, Any] = {
             "index": 0,
-            "content": self._text,
+            "content": "".join(self._texts),
             "tokens": self._tokens if self._request.return_tokens else [],
             "id_slot": -1,
             "stop": True,
             "model": self._model,
             "stop_type": "limit" if is_full or self._is_cut else "word" if by_word else "eos",
             "stopping_word": last.stop_reason if by_word else "",
-            "truncated": is_full and len(self._tokens) < (limit or 0),
+            "truncated": is_full and not 0 <= wanted <= len(self._tokens),
             "tokens_cached": self._call.cached_tokens,
             "timings": self._shown_timings(),
-            "generation_settings": {"n_predict": limit, **_settings(self._job.params)},
+            "generation_settings": {"n_predict": wanted, **_settings(self._job.params)},
         }
         if is_filtered:
             found |= {"stop_type": "content_filter", "retraction": retraction_of(last)}
@@ -269,7 +273,7 @@ class _Run:
         }
 
     def _likely(self, chunk: CompletionChunk) -> list[dict[str, Any]]:
-        tokenizer = self._call.server.tokenizer
+        tokenizer = self._call.server.engine.tokenizer
 
         def shown(token: int, logprob: float) -> dict[str, Any]:
             return {"id": token, "token": token_text(tokenizer, token), "logprob": logprob}

@@ -211,7 +211,8 @@ class PromptTokensDetails(Struct, kw_only=True):
 class CompletionTokensDetails(Struct, kw_only=True, omit_defaults=True):
     """``reasoning_tokens`` came before the end of the reasoning; ``cached_tokens`` were made for
     an earlier request, and are not paid for again. With a ``prediction``, tokens that were drafted:
-    ``accepted_prediction_tokens`` are in the output, ``rejected_prediction_tokens`` are not.
+    ``accepted_prediction_tokens`` are in the output, or came in the step that ended it with a stop
+    string; ``rejected_prediction_tokens`` are not.
     """
 
     reasoning_tokens: int | None = None

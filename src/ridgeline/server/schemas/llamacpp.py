@@ -40,7 +40,7 @@ class LlamaCppOptions(LlamaCppSamplers, kw_only=True):
     n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     return_tokens: bool = False
     n_indent: Count = 0
-    t_max_predict_ms: float = 0
+    t_max_predict_ms: float | None = None
     t_max_prompt_ms: float | None = None
     response_fields: list[str] | None = None
 
