@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -161,6 +162,9 @@ def test_a_file_says_what_the_command_lines_do(tmp_path):
         assert read_fleet(file_of(tmp_path, {"router": {"host": host}})).url == url
     money = {"usd_per_hour": 0.05, "budget": settings["budget"] | {"max_usd_per_hour": 0.3}}
     assert read_fleet(file_of(tmp_path, settings | money)).served("").max_replicas == 3
+    sizes = {"tensor_parallel_size": 1, "pipeline-parallel-size": 3}
+    ranks = settings | money | {"layout": "auto", "engine": sizes}
+    assert read_fleet(file_of(tmp_path, ranks)).served("").max_replicas == 2
     urls = ["http://a:1", "http://b:1"]
     routed_to = read_fleet(file_of(tmp_path, settings | {"engines": urls})).routed("")
     assert (routed_to.engine, routed_to.max_replicas, routed_to.slo_share) == (urls, 4, 0.9)
@@ -168,6 +172,7 @@ def test_a_file_says_what_the_command_lines_do(tmp_path):
 
 def test_an_engine_that_joins_is_of_the_file_and_has_a_key(tmp_path):
     router = {"host": "0.0.0.0", "port": 80, "policy": "prefix", "api_key_file": "keys"}
+    router |= {"ssl_certfile": "cert", "ssl_keyfile": "private"}
     settings = {"model": "a/b", "engine": {"max_num_seqs": 4}, "budget": {"min_replicas": 3}}
     with pytest.raises(SettingsError, match="router_key_file"):
         read_fleet(file_of(tmp_path, settings | {"router": router})).joined("", "http://r:80")
@@ -176,6 +181,21 @@ def test_an_engine_that_joins_is_of_the_file_and_has_a_key(tmp_path):
     assert (found.model, found.max_num_seqs, found.replicas) == ("a/b", 4, 1)
     assert (found.host, found.port, found.join) == ("0.0.0.0", 0, ["http://r:80"])
     assert (found.api_key_file, found.router_key_file) == ("keys", "key")
+    assert not hasattr(found, "ssl_certfile") and not hasattr(found, "ssl_keyfile")
+
+
+def test_the_data_folder_of_an_engine_that_joins_ends_with_it(tmp_path, monkeypatch):
+    folders = []
+
+    def run(found):
+        folders.append(Path(found.data_dir))
+        assert folders[-1].is_dir()
+        return 0
+
+    monkeypatch.setattr("ridgeline.cli.serve.run", run)
+    file = str(file_of(tmp_path, {"router": {"router_key_file": "key"}}))
+    assert main(["fleet", "join", file, "http://r:80"]) == 0
+    assert not folders[0].exists()
 
 
 def test_a_plan_takes_the_fewest_replicas_that_keep_the_limits_and_the_budget(tmp_path):

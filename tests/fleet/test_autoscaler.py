@@ -207,6 +207,27 @@ def test_an_engine_that_comes_by_hand_while_it_is_decided_is_one_of_those_that_a
     scaled(test)
 
 
+def test_engines_that_joined_serve_and_are_neither_ended_nor_waited_for(scaled):
+    async def test(scaler, control, replicas):
+        joined = ScriptedReplicas()
+        others = [await control.add(await joined.start()) for _ in range(2)]
+        down = await control.add("http://127.0.0.1:9")
+        assert not down.is_up
+        now_s = asyncio.get_running_loop().time()
+        assert len(scaler._loads(now_s)) == 3
+        await pass_time(scaler, control, seconds=5, rate=1)
+        assert (scaler.wanted, len(replicas.running)) == (1, 1)
+        await pass_time(scaler, control, seconds=20, rate=80)
+        assert scaler.wanted == len(replicas.running) == len(control.owned) > 1
+        await pass_time(scaler, control, seconds=100, rate=0)
+        assert scaler.wanted == len(replicas.running) == 1
+        assert all(each in control.staying for each in others)
+        for server in joined.running.values():
+            server.close()
+
+    scaled(test)
+
+
 def test_a_replica_that_does_not_start_is_tried_again(scaled, caplog):
     async def test(scaler, control, replicas):
         await pass_time(scaler, control, seconds=20, rate=20)

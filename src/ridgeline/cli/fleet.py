@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,10 @@ def _up(arguments: argparse.Namespace) -> int:
 def _join(arguments: argparse.Namespace) -> int:
     file, where = _file(arguments), str(arguments.file)
     found = file.joined(where, arguments.router)
-    code: int = found.run(found)
+    with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:
+        if not found.port:  # no later start would find the folder of a port of chance
+            vars(found).setdefault("data_dir", folder)
+        code: int = found.run(found)
     return code
 
 

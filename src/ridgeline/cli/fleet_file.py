@@ -13,6 +13,7 @@ from ridgeline.cli import route, serve
 from ridgeline.cli.config_file import put_settings, read_yaml
 from ridgeline.cli.options import Parser, given_settings
 from ridgeline.core.errors import InvalidRequestError, SettingsError
+from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.fleet.config import MOST_REPLICAS, RouterConfig
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.slo import SLO_NAMES, Slo
@@ -30,7 +31,7 @@ _PLACED = {
 
 
 # Settings of a server that are those of the router where it is there, too.
-_OF_THE_ROUTER = {"host", "port", "data_dir"}
+_OF_THE_ROUTER = {"host", "port", "data_dir", "ssl_certfile", "ssl_keyfile"}
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -144,13 +145,14 @@ class FleetFile(_Part, frozen=True):
 
         Raises:
             InvalidRequestError: as `affordable`.
+            SettingsError: a setting of ``engine`` is none, or has an impossible value.
         """
         device_usd = self.usd_per_hour
         if device_usd is None and self.hardware != "this":
             price = load_catalogue().device(self.hardware).usd_per_hour
             device_usd = None if price is None else price.value
-        layout = Layout() if self.layout == "auto" else self.layout
-        devices = (layout.tensor or 1) * (layout.pipeline or 1)
+        given = _parsed(serve.add_options, self.engine_settings, "engine")
+        devices = ParallelSettings(**given_settings(given, ParallelSettings)).num_ranks
         most = self.budget.max_replicas or self.budget.min_replicas
         return self.budget.affordable(most, None if device_usd is None else devices * device_usd)
 

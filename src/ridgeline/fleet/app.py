@@ -212,7 +212,11 @@ class RouterApp:
         try:
             if request.method == "GET" and not name:
                 engines = [_told(each, now_s) for each in self._router.engines]
-                return {"epoch": self._router.epoch, "engines": engines}
+                return {
+                    "epoch": self._router.epoch,
+                    "engines": engines,
+                    "dropped": list(self._router.dropped),
+                }
             if request.method == "POST" and not name:
                 wanted = msgspec.json.decode(request.body or b"{}", type=_NewEngine)
                 return _told(await control.add(wanted.url), now_s)
@@ -258,6 +262,7 @@ def _told(engine: RoutedEngine, now_s: float) -> dict[str, Any]:
         "name": engine.name,
         "url": engine.pool.url,
         "up": engine.takes_requests(now_s),
+        "leaving": engine.is_leaving,
         "reason": engine.reason,
         "pending": tracker.num_pending,
         "running": tracker.num_running,

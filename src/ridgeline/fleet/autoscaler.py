@@ -5,7 +5,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily
@@ -81,6 +81,9 @@ class _Pace:
 class Autoscaler:
     """Decides for a router. Where nothing starts engines, the number that is wanted is only told.
 
+    Engines that have joined serve, too, while they are up: they are no part of the number that is
+    wanted, nor of its bounds.
+
     Engines without a calibration have no price in seconds: then nothing is decided before some
     streams have shown their pace, by which every price is corrected. ``say`` hears a line of each
     decision, and later one of what came of it.
@@ -90,6 +93,7 @@ class Autoscaler:
         self, control: FleetControl, goal: ScalingGoal, *, say: Callable[[str], object] = _log.info
     ) -> None:
         self._control, self._say = control, say
+        self._goal = goal
         self._policy = ScalingPolicy(goal, start_s=control.start_s)
         self._begin_s = asyncio.get_running_loop().time()
         self._forecast = ArrivalForecast(self._begin_s, ahead_s=self._policy.ahead_s)
@@ -97,7 +101,7 @@ class Autoscaler:
         self._answers: deque[tuple[float, bool]] = deque(maxlen=_MOST_ANSWERS)
         self._wanted_since_s = self._begin_s
         self._records: deque[DecisionRecord] = deque(maxlen=_KEPT)
-        self.wanted = max(goal.min_replicas, len(control.staying))
+        self.wanted = max(goal.min_replicas, len(control.owned))
         self._last: ScalingDecision | None = None
 
     def note_arrival(self, request: RoutedRequest) -> int:
@@ -116,7 +120,7 @@ class Autoscaler:
     def note_answer(self, arrival_s: float, times: ForwardedTimes, *, is_whole: bool) -> None:
         """It has ended. One that is no stream has no first token: it is good if it takes no longer
         than both limits allow; one that failed is not."""
-        now_s, slo = asyncio.get_running_loop().time(), self._policy.goal.slo
+        now_s, slo = asyncio.get_running_loop().time(), self._goal.slo
         tokens = max(1, times.output_tokens)
         first_s = now_s if times.first_s is None else times.first_s
         is_good = slo.met(
@@ -154,27 +158,39 @@ class Autoscaler:
             return
         self._policy.start_s = control.start_s
         self._forecast.look_ahead(self._policy.ahead_s)
+        num_joined = self._num_joined
+        self._policy.goal = replace(
+            self._goal,
+            min_replicas=self._goal.min_replicas + num_joined,
+            max_replicas=self._goal.max_replicas + num_joined,
+        )
         loads, expected = self._loads(now_s), self._forecast.expected(now_s)
         decision = await asyncio.to_thread(self._policy.decide, now_s, loads, expected)
         self._last = decision
-        if decision.wanted == self.wanted and decision.wanted == decision.present:
+        wanted = decision.wanted - num_joined
+        if wanted == self.wanted and decision.wanted == decision.present:
             return
-        if decision.wanted != self.wanted:
+        if wanted != self.wanted:
             self._wanted_since_s = now_s
             if decision.wanted != decision.present:  # else it was changed by hand
                 self._record(now_s, decision)
-        self.wanted = decision.wanted
+        self.wanted = wanted
         self._carry_out()
+
+    @property
+    def _num_joined(self) -> int:
+        """Engines that serve and were not started here."""
+        return sum(each.is_joined and each.is_up for each in self._control.staying)
 
     def _carry_out(self) -> None:
         """Begin what is lacking now: others may have come or gone by hand while it was decided."""
         control = self._control
         if control.replicas is None:
             return
-        lacking = self.wanted - len(control.staying) - len(control.starting)
+        lacking = self.wanted - len(control.owned) - len(control.starting)
         for _ in range(lacking):
             control.spawn(control.add())
-        able = sorted(control.staying[1:], key=lambda each: (each.is_up, each.tracker.num_requests))
+        able = sorted(control.owned[1:], key=lambda each: (each.is_up, each.tracker.num_requests))
         for engine in able[: max(0, -lacking)]:
             control.spawn(control.retire(engine))
 
@@ -215,13 +231,14 @@ class Autoscaler:
             load = self._load(engine)
             if engine.is_up:
                 loads.append(load)
-            elif control.replicas is not None:
+            elif control.replicas is not None and not engine.is_joined:
                 loads.append(load.as_new(start_s))
         like = self._load(control.staying[0])
         waits = [max(0.0, begin_s + start_s - now_s) for begin_s in control.starting]
         if control.replicas is None:  # whoever starts them has heard what was wanted
             left_s = max(0.0, self._wanted_since_s + start_s - now_s)
-            waits = [left_s] * max(0, self.wanted - len(loads)) if left_s else []
+            lacking = self.wanted + self._num_joined - len(loads)
+            waits = [left_s] * max(0, lacking) if left_s else []
         return loads + [like.as_new(wait_s) for wait_s in waits] or [like.as_new(start_s)]
 
     def _load(self, engine: RoutedEngine) -> ReplicaLoad:
@@ -243,7 +260,7 @@ class Autoscaler:
         control = self._control
         families = [
             _gauge("wanted_replicas", "Engines that are wanted.", self.wanted),
-            _gauge("replicas", "Engines that are there and stay.", len(control.staying)),
+            _gauge("replicas", "Those that are there and stay.", len(control.owned)),
             _gauge("starting_replicas", "Engines that start.", len(control.starting)),
             _gauge("start_seconds", "What an engine takes to start.", control.start_s),
         ]
@@ -255,7 +272,7 @@ class Autoscaler:
     def told(self) -> dict[str, Any]:
         """As ``/fleet/state`` says it."""
         now_s = asyncio.get_running_loop().time()
-        goal, last = self._policy.goal, self._last
+        goal, last = self._goal, self._last
         recent = [is_good for at_s, is_good in self._answers if at_s >= now_s - 60]
         return {
             "wanted": self.wanted,

@@ -49,6 +49,11 @@ class FleetControl:
         """Those that are not leaving; the first never does."""
         return [each for each in self.router.engines if not each.is_leaving]
 
+    @property
+    def owned(self) -> list[RoutedEngine]:
+        """Those of them whose number is decided here: all that have not joined."""
+        return [each for each in self.staying if not each.is_joined]
+
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Do it beside what comes; what fails is logged."""
         task = asyncio.create_task(self._logged(work))
@@ -74,7 +79,7 @@ class FleetControl:
             EngineError: it does not start.
         """
         if url is not None:
-            return await self.router.add_engine(url)
+            return await self.router.add_engine(url, is_joined=True)
         if self.replicas is None:
             raise SettingsError("This router starts no engines: give the URL of one that runs.")
         begin_s = asyncio.get_running_loop().time()

@@ -48,10 +48,16 @@ class RoutedEngine:
 
     ``is_up``: its last probe said that it takes requests. ``not_before_s``: until when it wants to
     be left alone (Retry-After). ``is_leaving``: it ends what it has, and gets no more.
+    ``is_joined``: it was added by its URL, and somebody else starts and ends it. ``answered_s``:
+    when it last answered a probe, or was added.
     """
 
-    def __init__(self, name: str, pool: UpstreamPool, token: bytes | None) -> None:
+    def __init__(
+        self, name: str, pool: UpstreamPool, token: bytes | None, *, is_joined: bool = False
+    ) -> None:
         self.name, self.pool, self._token = name, pool, token
+        self.is_joined = is_joined
+        self.answered_s = 0.0
         self.breaker = CircuitBreaker()
         self.tracker = LoadTracker()
         self.state = _UNKNOWN
@@ -137,6 +143,7 @@ class RoutedEngine:
                     attempt.fail("The engine does not answer.")
             return
         self.breaker.probed()
+        self.answered_s = asyncio.get_running_loop().time()
         self.state = state
         self.tracker.prefixes.renew(state.epoch, state.kv_tokens)
         if state.is_open and refuses_open:

@@ -1,6 +1,8 @@
 """`Router`: which engine a request goes to, and how the engines are."""
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -23,7 +25,10 @@ from ridgeline.server.config import is_loopback
 from ridgeline.server.continuation import router_token
 from ridgeline.server.ids import new_id
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.05
+_LOST_S = 60.0  # of silence, until one that has joined is forgotten
+_MOST_DROPPED = 256  # that are remembered
 _MOST_BODIES = 32  # of the largest, at once
 PREFIX = "ridgeline_router_"  # of metrics
 
@@ -40,6 +45,7 @@ class Router(Collector):
         key = None if config.router_key_file is None else read_key(Path(config.router_key_file))
         self.token = None if key is None else router_token(key)
         self.epoch = new_id("")  # of this process
+        self.dropped: deque[str] = deque(maxlen=_MOST_DROPPED)  # URLs, which may join again
         self._num_named = 0
         self.engines: list[RoutedEngine] = []  # another list when one comes or goes
         for url in config.engine:
@@ -64,13 +70,13 @@ class Router(Collector):
         self._probing: dict[RoutedEngine, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
 
-    def _new_engine(self, url: str) -> RoutedEngine:
+    def _new_engine(self, url: str, *, is_joined: bool = False) -> RoutedEngine:
         """Names are numbers, and of one engine each: policies hash them."""
         pool = UpstreamPool(url, connect_timeout_s=self.config.connect_timeout_s)
         if any(each.pool.url == pool.url for each in self.engines):
             raise SettingsError(f"The engine {pool.url} is there twice.")
         name, self._num_named = str(self._num_named), self._num_named + 1
-        return RoutedEngine(name, pool, self.token)
+        return RoutedEngine(name, pool, self.token, is_joined=is_joined)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.registry)
@@ -92,13 +98,18 @@ class Router(Collector):
         for engine in self.engines:
             engine.pool.close()
 
-    async def add_engine(self, url: str) -> RoutedEngine:
+    async def add_engine(self, url: str, *, is_joined: bool = False) -> RoutedEngine:
         """One more, which takes requests as soon as it says that it does.
+
+        One that ``is_joined`` is started and ended by somebody else, and dropped when it is lost.
 
         Raises:
             SettingsError: the address is none, or is there.
         """
-        engine = self._new_engine(url)
+        engine = self._new_engine(url, is_joined=is_joined)
+        engine.answered_s = asyncio.get_running_loop().time()
+        if engine.pool.url in self.dropped:
+            self.dropped.remove(engine.pool.url)
         self.engines = [*self.engines, engine]
         self._probing[engine] = asyncio.create_task(self._keep_probing(engine))
         await self._probe(engine)
@@ -206,9 +217,16 @@ class Router(Collector):
         return families + [metric for collect in self._watched for metric in collect()]
 
     async def _keep_probing(self, engine: RoutedEngine) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await engine.wait_for_doubts(self.config.probe_s)
             await self._probe(engine)
+            is_lost = engine.is_joined and loop.time() >= engine.answered_s + _LOST_S
+            if is_lost and not engine.is_leaving:
+                _log.warning("%s is lost, and dropped until it joins again.", engine.pool.url)
+                self.dropped.append(engine.pool.url)
+                await self.retire(engine, drain_s=0.0)
+                return
 
     async def _probe(self, engine: RoutedEngine) -> None:
         await engine.probe(refuses_open=self._refuses_open)

@@ -5,18 +5,16 @@ import errno
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
-from ridgeline.core.errors import SettingsError
+from ridgeline.server.config import base_url
 
 _IDLE_S = 20.0  # shorter than a server keeps a connection
 _MAX_UNREAD_BYTES = 1 << 20  # of an answer that nobody takes yet
 _MAX_HEADERS = 256
 _MAX_HEADER_BYTES = 64 << 10  # of all that is no body, between two pieces of it
-_PORTS = {"http": 80, "https": 443}
 
 
 class UpstreamError(OSError):
@@ -280,16 +278,8 @@ class UpstreamPool:
     """
 
     def __init__(self, url: str, *, connect_timeout_s: float) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            port = parts.port or _PORTS.get(parts.scheme)
-        except ValueError:
-            port = None
-        if parts.hostname is None or port is None or parts.path not in ("", "/") or parts.query:
-            raise SettingsError(f"{url!r} is not the address of an engine: http://host:port.")
-        self.host, self.port = parts.hostname, port
-        self.url = f"{parts.scheme}://{parts.netloc}"
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self.url, self.host, self.port = base_url(url, "the address of an engine")
+        self._ssl = ssl.create_default_context() if self.url.startswith("https:") else None
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[UpstreamConnection] = []
 

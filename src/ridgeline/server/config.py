@@ -2,8 +2,10 @@
 
 import ipaddress
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -15,6 +17,7 @@ from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
 
 Timeout = Annotated[float, Meta(ge=0.01, le=86400)]
+_PORTS = {"http": 80, "https": 443}
 Price = Annotated[float, Meta(ge=0, le=1e9)]
 
 
@@ -26,6 +29,29 @@ def read_slo(_name: str, value: str | None) -> str | None:
         except InvalidRequestError as error:
             raise SettingsError(str(error)) from None
     return value
+
+
+def base_url(url: str, what: str) -> tuple[str, str, int]:
+    """``http://host:port`` or ``https://…``, with its scheme and without a slash; host; port.
+
+    Raises:
+        SettingsError: it is no such URL, or has a path.
+    """
+    with suppress(ValueError):
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port or _PORTS.get(parts.scheme)
+        is_base = parts.scheme in _PORTS and parts.path in ("", "/") and not parts.query
+        if parts.hostname and port and is_base:
+            return f"{parts.scheme}://{parts.netloc}", parts.hostname, port
+    raise SettingsError(f"{url!r} is not {what}: http://host:port.")
+
+
+def _read_join(name: str, urls: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(base_url(each, f"the address of a router in {name}")[0] for each in urls)
+
+
+def _read_join_as(name: str, url: str | None) -> str | None:
+    return None if url is None else base_url(url, f"an address for {name}")[0]
 
 
 def _one_of(parsers: Iterable[str]) -> Reads:
@@ -144,9 +170,12 @@ class ServerConfig:
     router_key_file: str | None = None
     join: Annotated[
         tuple[str, ...],
+        Reads(_read_join),
         Needs("router_key_file", lambda config: config.router_key_file is not None),
     ] = ()
-    join_as: Annotated[str | None, Needs("join", lambda config: bool(config.join))] = None
+    join_as: Annotated[
+        str | None, Reads(_read_join_as), Needs("join", lambda config: bool(config.join))
+    ] = None
     keep_responses_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     file_storage_mib: Annotated[int, Meta(ge=1, le=1 << 30)] = 10_240
     batch_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 8
@@ -187,6 +216,13 @@ class ServerConfig:
         Origins(self.allow_origin)
         if any(not key for key in self.api_key) or self.admin_api_key == "":
             raise SettingsError("A key must not be empty.")
+        if self.join_as is None and is_loopback(self.host):
+            for router in self.join:
+                if not is_loopback(base_url(router, "")[1]):
+                    raise SettingsError(
+                        f"host {self.host} is this machine alone, where the router {router} does "
+                        "not find it: give another host, or join_as."
+                    )
         if not self.has_keys and not is_loopback(self.host):
             raise SettingsError(
                 f"Without keys the server listens on this machine only, and {self.host} is open to "
