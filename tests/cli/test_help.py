@@ -126,6 +126,7 @@ def test_our_names_for_what_others_have_are_there():
     known = build_parser().parse_args(["serve"]).settings_parser._option_string_actions
     ours = set(other_programs._OPTIONS.values()) - {"--gguf-type", "--prompt-file"}
     ours -= {"--max-tokens", "--temperature", "--repetition-penalty"}  # of generate
+    ours -= {"--num-requests"}  # of bench serve
     assert ours <= set(known)
     assert not other_programs._OPTIONS.keys() & set(known)
     assert not other_programs.COMMANDS.keys() & set(COMMANDS)
