@@ -19,6 +19,7 @@ from tests.reliability.process import free_port
 from ridgeline.cli.main import main
 from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.fleet import autoscaler, engines
+from ridgeline.fleet import router as router_module
 from ridgeline.fleet.app import RouterApp
 from ridgeline.fleet.autoscaler import Autoscaler
 from ridgeline.fleet.config import RouterConfig
@@ -80,6 +81,7 @@ def scaled(key_file, monkeypatch):
 
     said = list[str]()
     monkeypatch.setattr(engines, "_PROBE_TIMEOUT_S", 1e6)  # of skipped time
+    monkeypatch.setattr(router_module, "_LOST_S", 1e6)
 
     def run(test, *, is_told_only=False, fails=0):
         async def within():
