@@ -211,7 +211,7 @@ def _report(catalogue: Catalogue) -> str:
             why = catalogue.explained.get(name)
             if result.killer is None:
                 counts["left" if why is None else "explained"] += 1
-                survivors.append((name, why or ""))
+                survivors.append((name, why or "a test is missing"))
             else:
                 counts["since" if result.survived else "at first"] += 1
                 if result.survived:
@@ -220,17 +220,23 @@ def _report(catalogue: Catalogue) -> str:
         ends = (counts[end] for end in ("at first", "since", "explained", "left"))
         of = f"{state.seed}, {state.commit}, {state.date}"
         rows.append((package, state.num_possible, len(state.results), *ends, of))
-    num_killed = together["at first"] + together["since"]
     parts += [
         "## Drawn at random",
         _table(*_COLUMNS, "seed, commit, date", rows=rows),
-        f"Killed: {num_killed} of {together.total()}, {num_killed / together.total():.1%}.",
+        f"Killed when drawn: {_share(together, 'at first')}; "
+        f"with the tests that were written since: {_share(together, 'at first', 'since')}.",
     ]
     if since:
         parts += ["### Killed by tests since", _table("mutant", "test", rows=since)]
     if survivors:
         parts += ["### Survivors", _table("mutant", "why it may", rows=survivors)]
     return _page(parts)
+
+
+def _share(counts: Counter[str], *ends: str) -> str:
+    """How many ended so, of all."""
+    num = sum(counts[end] for end in ends)
+    return f"{num} of {counts.total()}, {num / counts.total():.1%}"
 
 
 def _page(parts: list[str]) -> str:
