@@ -28,6 +28,7 @@ from ridgeline.core.plan import (
 )
 from ridgeline.core.protocols import Executor
 from ridgeline.core.result import SegmentResult
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.weight_uses import weight_roles
 from ridgeline.executors.cuda.device import Device
@@ -258,7 +259,7 @@ def _as_quantized(model: ExecutorModel, name: str | None) -> dict[str, Array]:
 def _logits(executor: Executor, tokens: list[int] | None) -> list[tuple[Floats, int]]:
     """Logits and token of the prompt and of each step after it, which takes the token before, or
     is told it."""
-    blocks = -(-(len(_PROMPT) + _STEPS) // _BLOCK)
+    blocks = ceil_div(len(_PROMPT) + _STEPS, _BLOCK)
     executor.allocate_kv([2 * blocks] * len(executor.kv_layout().groups))
     found: list[tuple[Floats, int]] = []
     known = list(_PROMPT)
@@ -290,7 +291,7 @@ def _run(
     num_steps: int = 1,
 ) -> tuple[SegmentResult, ...]:
     """One plan that computes the known tokens from ``start`` on, those before it being cached."""
-    each = -(-(len(_PROMPT) + _STEPS) // _BLOCK)
+    each = ceil_div(len(_PROMPT) + _STEPS, _BLOCK)
     updates: tuple[BlockTableUpdate, ...] = ()
     admissions: tuple[Admission, ...] = ()
     if start == 0:

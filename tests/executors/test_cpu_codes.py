@@ -21,6 +21,7 @@ from ridgeline.core.arrays import cast
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.rounding import ceil_div
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu.codes import matrix_codes, pack_matrix_codes
 from ridgeline.executors.cpu.weights import pack_weights
@@ -139,7 +140,7 @@ def test_blocks_of_gguf(kind: str, stacked: bool) -> None:
 def test_integers_of_any_block(symmetric, bits, size, block_rows) -> None:
     rows, columns = 33, 208
     generator = np.random.default_rng(bits)
-    shape = (-(-rows // (block_rows or rows)), -(-columns // (size or columns)))
+    shape = (ceil_div(rows, block_rows or rows), ceil_div(columns, size or columns))
     codes = generator.integers(0, 2**bits, (rows, columns), dtype=np.uint8)
     zeros = generator.integers(0, 2**bits, shape, dtype=np.uint8)
     if symmetric:
@@ -158,9 +159,9 @@ def factored_weight(
 ) -> QuantizedTensor:
     """Scales of 32 columns that are multiples of one of 7 bits for 128 columns, as float16."""
     rng = np.random.default_rng(seed)
-    common = rng.integers(64, 128, (rows, -(-columns // 128), 1)) * 2.0**-16
+    common = rng.integers(64, 128, (rows, ceil_div(columns, 128), 1)) * 2.0**-16
     factors = rng.integers(-15, 17, (rows, common.shape[1], 4))
-    scales = (common * factors).reshape(rows, -1)[:, : -(-columns // 32)]
+    scales = (common * factors).reshape(rows, -1)[:, : ceil_div(columns, 32)]
     half = 1 << (bits - 1)
     codes = rng.integers(-half, half, (rows, columns)).astype(np.int8)
     form = NumberFormat(name=f"int{bits}", bits=bits, is_float=False, group_size=32, scale_bits=16)

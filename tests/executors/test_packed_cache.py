@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.rounding import round_up
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu import packed_cache
 from ridgeline.executors.cpu.packed_cache import PackedCache, open_packed_cache
@@ -126,7 +127,7 @@ def test_a_damaged_file_is_made_again(cache, model, packings, damage, caplog) ->
             data[60] ^= 1
         case "tensor":
             header = 48 + int.from_bytes(data[8:16], "little")
-            data[-(-header // 4096) * 4096] ^= 1
+            data[round_up(header, 4096)] ^= 1
         case "magic":
             data[0] ^= 1
     path.write_bytes(data)

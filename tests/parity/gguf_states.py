@@ -6,6 +6,8 @@ from typing import Any
 import gguf
 import torch
 
+from ridgeline.core.rounding import round_up
+
 Config = dict[str, Any]
 Named = tuple[str, torch.Tensor]
 
@@ -42,7 +44,7 @@ def write_states(writer: gguf.GGUFWriter, config: Config, architecture: str) -> 
         writer.add_shortconv_l_cache(config["conv_L_cache"])
         if architecture == "lfm2":
             width = int(2 * config["intermediate_size"] / 3)
-            writer.add_feed_forward_length(-(-width // 8) * 8)
+            writer.add_feed_forward_length(round_up(width, 8))
         else:
             writer.add_leading_dense_block_count(config["num_dense_layers"])
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

@@ -8,6 +8,7 @@ from tests.tiny import Driver
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import ModelRole, Outputs
+from ridgeline.core.rounding import ceil_div
 from ridgeline.engine.loading import LoadedModel, load_model
 from ridgeline.executors import create_executor
 from ridgeline.executors.model import ExecutorModel
@@ -24,7 +25,7 @@ def run(
     model: ExecutorModel, token_ids: Sequence[int], *, prompt_tokens: int, name: str = "reference"
 ) -> np.ndarray:
     """Logits ``[T, V]``: the prompt's tokens in one pass, the others one at a time."""
-    num_blocks = -(-len(token_ids) // _BLOCK_TOKENS)
+    num_blocks = ceil_div(len(token_ids), _BLOCK_TOKENS)
     executor = create_executor(
         {ModelRole.TARGET: model}, EngineConfig(executor=name, block_tokens=_BLOCK_TOKENS)
     )

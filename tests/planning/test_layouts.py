@@ -10,6 +10,7 @@ from tests.tiny import CONFIG, EXPERTS
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.rounding import ceil_div
 from ridgeline.executors.priced import priced_model
 from ridgeline.planning import Network, Slo, compare_layouts
 from ridgeline.planning.layouts import spread_model
@@ -77,7 +78,7 @@ def test_stages_answer_as_fast_as_the_dearest_lets_them():
     ttft_s = steps[0].dearest_s + steps[1].dearest_s + steps[2].whole_s
     assert found["-pp 2"].ttft_s == pytest.approx(ttft_s)
     assert ttft_s < 0.7 * found["-dp 2"].ttft_s
-    half = spread.seconds(decode_batch(-(-found["-pp 2"].batch // 2), 6030))
+    half = spread.seconds(decode_batch(ceil_div(found["-pp 2"].batch, 2), 6030))
     assert half.whole_s < found["-pp 2"].tpot_s == pytest.approx(2 * half.dearest_s)
     assert found["-pp 2"].alone_tpot_s == pytest.approx(
         spread.seconds(decode_batch(1, 6030)).whole_s

@@ -5,6 +5,7 @@ import pytest
 
 from ridgeline.core.arrays import numpy_dtype
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.rounding import ceil_div
 from ridgeline.quant import QuantizedTensor, stack, tensor
 
 
@@ -13,7 +14,7 @@ def make(
 ) -> QuantizedTensor:
     generator = np.random.default_rng(out * 31 + inputs)
     lead = (experts,) if experts else ()
-    grid = (*lead, -(-out // (rows or out)), -(-inputs // (columns or inputs)))
+    grid = (*lead, ceil_div(out, rows or out), ceil_div(inputs, columns or inputs))
     return QuantizedTensor(
         format=NumberFormat(
             name="test",

@@ -6,6 +6,7 @@ import pytest
 from tests.scheduler.simulation import Simulation, make_request
 
 from ridgeline.core.context_ranks import context_blocks
+from ridgeline.core.rounding import ceil_div
 
 LONGEST = 1500
 
@@ -14,7 +15,7 @@ LONGEST = 1500
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_requests_end_in_a_small_pool(num_ranks, seed, monkeypatch):
     rng = random.Random(seed)
-    least = context_blocks(-(-LONGEST // 16), num_ranks, 16)
+    least = context_blocks(ceil_div(LONGEST, 16), num_ranks, 16)
     simulation = Simulation(
         num_blocks=(least + num_ranks * rng.choice([0, 8, 20]),), max_model_len=LONGEST,
         context_ranks=num_ranks, replay_s=0.5,

@@ -9,6 +9,7 @@ from tests.fakes import FakeExecutor, next_token
 from ridgeline.core.errors import ContextLengthError
 from ridgeline.core.plan import is_reference, plans_back
 from ridgeline.core.request import FinishReason, Request
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.scheduler import Scheduler, SchedulerConfig, Speculation
 
@@ -156,7 +157,7 @@ def test_the_plans_in_a_pipeline_decode_other_sequences(num_sequences):
     steady = [
         {segment.slot for segment in plan.passes[0].segments} for plan in executor.plans[6:30]
     ]
-    share = -(-num_sequences // num_stages)
+    share = ceil_div(num_sequences, num_stages)
     assert {len(slots) for slots in steady} <= {share, share - 1, num_sequences % share or share}
     if num_sequences >= num_stages:
         for first, second, third in zip(steady, steady[1:], steady[2:], strict=False):

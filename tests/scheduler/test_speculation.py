@@ -16,6 +16,7 @@ from ridgeline.core.plan import ModelRole, Segment
 from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter
 from ridgeline.core.request import FinishReason
 from ridgeline.core.result import SegmentResult
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kvcache import KVCacheManager, PrefixCache
 from ridgeline.scheduler import (
     DraftModel,
@@ -299,7 +300,7 @@ def test_blocks_of_rejected_drafts_are_given_back_at_once():
 
     def each_step():
         running = scheduler._lifecycle.running
-        needed = sum(-(-len(each.token_ids) // 4) for each in running)
+        needed = sum(ceil_div(len(each.token_ids), 4) for each in running)
         assert pool.num_blocks - pool.num_free == needed
         seen.add(len(running))
 

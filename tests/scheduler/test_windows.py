@@ -8,6 +8,7 @@ from tests.fakes import FakeExecutor
 from tests.scheduler.test_scheduler import CONFIG, expected_output, make, request, run, run_ahead
 
 from ridgeline.core.config import EngineConfig, blocks_per_sequence, resolve
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.spec import (
     Activation,
     AttentionSpec,
@@ -68,7 +69,7 @@ def test_chunks_are_planned_ahead_without_a_preemption(windows, step_tokens, roo
     window = 1000 if None in windows else max(windows)
     assert sequence.output_token_ids == expected_output(sequence.request, 0, 64, window)
     assert scheduler.num_preemptions == 0
-    num_whole = -(-60 // step_tokens) + 3
+    num_whole = ceil_div(60, step_tokens) + 3
     assert len(executor.plans) == num_whole if room > 1 else num_whole <= len(executor.plans) < 40
 
 

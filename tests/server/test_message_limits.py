@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tests.server.running import running
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.server import http as http_module
 
 HOST = b"Host: localhost\r\n"
@@ -145,7 +146,7 @@ def test_an_answer_may_take_longer_than_its_request(hasty):
 def test_trailers_are_refused(served, pieces):
     """They may not become headers of this request, nor of the next on the connection."""
     request = CHUNKED + b"0\r\nOrigin: http://evil.example\r\n\r\n" + HEALTH
-    size = -(-len(request) // pieces)
+    size = ceil_div(len(request), pieces)
     with connect(served) as sock:
         for start in range(0, len(request), size):
             sock.sendall(request[start : start + size])

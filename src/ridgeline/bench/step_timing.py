@@ -9,6 +9,7 @@ from statistics import median_low
 from ridgeline.core.plan import ModelRole, Outputs, StepPlan
 from ridgeline.core.plan_maker import PlanMaker
 from ridgeline.core.protocols import Executor
+from ridgeline.core.rounding import ceil_div
 from ridgeline.roofline.batch import BatchShape, make_batch
 
 _BESIDE = 300  # tokens of context of decodes beside others
@@ -99,7 +100,7 @@ class StepTimer:
         self._vocab_size = executor.spec().vocab_size
         stops = [[stop for _, stop in each.ranges] for each in steps]
         rooms = [max(column) for column in zip_longest(*stops, fillvalue=1)]
-        columns = [-(-room // layout.block_tokens) for room in rooms]
+        columns = [ceil_div(room, layout.block_tokens) for room in rooms]
         self._num_blocks = sum(columns)
         states = () if layout.states is None else (len(rooms),)
         executor.allocate_kv([*[self._num_blocks] * self._num_groups, *states])

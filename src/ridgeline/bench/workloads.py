@@ -7,6 +7,7 @@ from typing import Protocol
 from ridgeline.bench.cases import Case, DecodeCase, PrefillCase, RecomputeCase, positions
 from ridgeline.bench.steps import PlanTimer, SlotBlocks, TimedStep
 from ridgeline.core.protocols import Executor
+from ridgeline.core.rounding import ceil_div
 
 Sample = Sequence[TimedStep]  # what one measurement consists of; its time is the sum
 
@@ -99,7 +100,7 @@ def make_workloads(
     slots = blocks = 0
     for case in cases:
         batch = case.batch if isinstance(case, DecodeCase) else 1
-        each = -(-positions(case, decode_steps) // layout.block_tokens)
+        each = ceil_div(positions(case, decode_steps), layout.block_tokens)
         place = SlotBlocks(slots=range(slots, slots + batch), first_block=blocks, blocks_each=each)
         slots, blocks = slots + batch, blocks + batch * each
         workloads.append(

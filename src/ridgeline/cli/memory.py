@@ -9,6 +9,7 @@ from ridgeline.cli.options import Parser
 from ridgeline.cli.priced_model import add_model_options, check_model, shape_of
 from ridgeline.core.cache_groups import KVGroup
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.spec import AttentionSpec
 from ridgeline.executors.registry import executor_traits
 from ridgeline.roofline.memory import (
@@ -125,7 +126,7 @@ def _group(
 ) -> dict[str, Any]:
     """``shared_by`` neighbours hold one K and V (Brandon et al. 2024, arXiv 2405.12981)."""
     held = min(context, group.window or context)
-    token_bytes = model.kv_token_bytes(group) * -(-len(group.layers) // shared_by)
+    token_bytes = model.kv_token_bytes(group) * ceil_div(len(group.layers), shared_by)
     return {
         "kind": _kind(model, group),
         "layers": len(group.layers),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ridgeline.core.cache_groups import StateGroup, cache_groups
 from ridgeline.core.context_ranks import context_blocks
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.settings.executors import CPUSettings, CUDASettings
 from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS, KVSettings
 from ridgeline.core.settings.model import ModelSettings
@@ -204,7 +205,7 @@ def blocks_per_sequence(length: int, window: int | None, *, block_tokens: int) -
     if window is not None:
         in_flight = max(window // 8, BLOCKS_IN_FLIGHT * block_tokens)
         length = min(length, window + in_flight + block_tokens)
-    return -(-length // block_tokens)
+    return ceil_div(length, block_tokens)
 
 
 def states_per_sequence(length: int, *, every: int = STATE_CHECKPOINT_TOKENS) -> int:

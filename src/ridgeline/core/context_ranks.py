@@ -1,6 +1,7 @@
 """How context-parallel ranks share sequences: KV in runs of tokens, long ranges in parts."""
 
 from ridgeline.core.parallel_layout import borders
+from ridgeline.core.rounding import ceil_div
 
 RUN_TOKENS = 512  # of a sequence's KV, that are of one context-parallel rank (RL_SHARED_TOKENS)
 LEAST_TOKENS = 64  # of a range that ranks share, for each of them
@@ -19,7 +20,7 @@ def context_cuts(start: int, stop: int, num_ranks: int, block_tokens: int) -> tu
     >>> context_cuts(10, 150, 2, 16)
     (10, 80, 150)
     """
-    first, last = start // block_tokens, -(-stop // block_tokens)
+    first, last = start // block_tokens, ceil_div(stop, block_tokens)
     edges = (first + edge for edge in borders(last - first, num_ranks))
     return tuple(min(max(edge * block_tokens, start), stop) for edge in edges)
 
@@ -34,4 +35,4 @@ def context_blocks(num_blocks: int, num_ranks: int, block_tokens: int) -> int:
     if num_ranks == 1:
         return num_blocks
     run = RUN_TOKENS // block_tokens
-    return num_ranks * min(num_blocks, -(-num_blocks // (num_ranks * run)) * run)
+    return num_ranks * min(num_blocks, ceil_div(num_blocks, num_ranks * run) * run)

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Self
 
 from ridgeline.core.errors import CorruptFileError, MissingDependencyError, SettingsError
 from ridgeline.core.extras import install_command
+from ridgeline.core.rounding import ceil_div
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -163,7 +164,7 @@ class _Decrypting(io.RawIOBase):
     def __init__(self, file: IO[bytes], cipher: "AESGCM", name: bytes) -> None:
         self._file, self._cipher, self._name = file, cipher, name
         num_bytes = file.seek(0, os.SEEK_END) - _START_BYTES
-        self._num_chunks = max(1, -(-num_bytes // (CHUNK_BYTES + _TAG_BYTES)))
+        self._num_chunks = max(1, ceil_div(num_bytes, CHUNK_BYTES + _TAG_BYTES))
         self._size = num_bytes - self._num_chunks * _TAG_BYTES
         self._position = 0
         self._number, self._chunk = -1, b""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ridgeline.core.errors import SettingsError
+from ridgeline.core.rounding import round_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class NumberFormat:
     def bits_per_element(self, row_length: int, rows: int = 2**31) -> float:
         """True bits per element of a matrix, scales and padding included; ``rows`` matters for one
         scale."""
-        padded = -(-row_length // self.row_multiple) * self.row_multiple
+        padded = round_up(row_length, self.row_multiple)
         group = (self.group_size or padded) * (self.group_rows or rows)
         factors = 0.0 if self.factor_columns is None else 8 / self.factor_columns
         bits = self.bits + factors + (self.scale_bits + self.zero_bits) / max(group, 1)

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from ridgeline.core.kv_compression import KVSelection, KVWindow
 from ridgeline.core.kv_reuse import KVReuse
 from ridgeline.core.pooling import Pooling
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.sampling_params import SamplingParams
 
 GROWN = -2  # in `Segment.parents`: as the draft model's pass in the same plan grew its tree
@@ -220,7 +221,7 @@ class Pass:
         """
         if not self.num_nodes:
             return 0
-        width = -(-(self.num_nodes - 1) // max(1, self.num_steps - 1))
+        width = ceil_div(self.num_nodes - 1, max(1, self.num_steps - 1))
         return min(step * width, self.num_nodes - 1)
 
 

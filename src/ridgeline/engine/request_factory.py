@@ -11,6 +11,7 @@ from ridgeline.core.kv_compression import KVCompression
 from ridgeline.core.kv_reuse import ReusedRange, reused_ranges
 from ridgeline.core.philox import derive_seed
 from ridgeline.core.request import Request
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import AttentionSpec
 from ridgeline.engine.cache_keys import cache_key
@@ -148,7 +149,7 @@ class RequestFactory:
         )
         most = length if params.max_tokens is None else len(token_ids) + params.max_tokens
         blocks = sum((each.stop - each.first) // config.block_tokens for each in reused)
-        blocks += -(-min(most, config.max_model_len) // config.block_tokens)
+        blocks += ceil_div(min(most, config.max_model_len), config.block_tokens)
         if reused and blocks > min(config.num_blocks):
             raise InvalidRequestError(
                 f"The prompt and its documents take {blocks} KV blocks together, and the pool has "

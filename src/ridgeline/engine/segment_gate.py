@@ -14,6 +14,7 @@ from ridgeline.core.ops import Op
 from ridgeline.core.plan import Admission, BlockTableUpdate, Outputs, Pass, Segment, StepPlan
 from ridgeline.core.protocols import Executor
 from ridgeline.core.result import StepResult
+from ridgeline.core.rounding import round_up
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.settings.speculation import (
     DRAFT_MODEL_SPECULATION,
@@ -67,7 +68,7 @@ class _Trial:
     def __init__(self, executor: Executor, resolved: ResolvedConfig) -> None:
         self._executor = executor
         self._size = size = resolved.block_tokens
-        self._length = -(-_DOCUMENT // size) * size
+        self._length = round_up(_DOCUMENT, size)
         self._moved_to = size + 3
         self._num_columns = (self._moved_to + self._length) // size + 1
         self._num_steps = 0

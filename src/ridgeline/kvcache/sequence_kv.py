@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ridgeline.core.config import blocks_per_sequence
 from ridgeline.core.kv_compression import KVSelection, KVWindow
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate, StateSave
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache
 from ridgeline.kvcache.sequence_documents import SequenceDocuments
@@ -435,7 +436,7 @@ class SequenceKV:
         return max(0, num_computed - window + 1) // self._cache.block_tokens
 
     def _num_columns(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._cache.block_tokens)
+        return ceil_div(num_tokens, self._cache.block_tokens)
 
     def _shared_entries(self, table: list[int], pool: BlockPool, start: int) -> list[int]:
         return [

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate, StateSave
+from ridgeline.core.rounding import round_up
 from ridgeline.kvcache.prefix_cache import Node, PrefixCache
 
 _NEVER = sys.maxsize - 1
@@ -138,7 +139,7 @@ class SequenceStates:
         first = max(self._start + 1, start)
         due = [mark for mark in self._marks if first <= mark < stop]
         interval = self._cache.state_tokens
-        due += range(-(-first // interval) * interval, stop, interval)
+        due += range(round_up(first, interval), stop, interval)
         last = (stop - 1) // size * size
         if last >= first and last > max(self._marks, default=0):
             due.append(last)

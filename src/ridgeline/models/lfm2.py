@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.core.rounding import round_up
 from ridgeline.core.spec import (
     Activation,
     AttentionSpec,
@@ -95,7 +96,7 @@ def _width(config: ConfigReader) -> int:
     factor = config.number("block_ffn_dim_multiplier", minimum=1e-3, maximum=1e3, default=1.0)
     multiple = config.integer("block_multiple_of", maximum=2**20, default=256)
     width = int(factor * int(2 * width / 3))
-    return -(-width // multiple) * multiple
+    return round_up(width, multiple)
 
 
 def _kinds(config: ConfigReader, num_layers: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.rounding import ceil_div, round_up
 from ridgeline.core.spec import AttentionSpec, GatedDeltaSpec, Mamba2Spec, MLASpec, ModelSpec
 from ridgeline.models import lower
 from ridgeline.planning.machine import Machine
@@ -131,12 +132,12 @@ def _padded(attention: AttentionSpec, tensor: int) -> AttentionSpec:
     is_even = not heads % tensor and not (kv_heads % tensor and tensor % kv_heads)
     if is_even:
         return attention
-    group, each = heads // kv_heads, -(-heads // tensor)
+    group, each = heads // kv_heads, ceil_div(heads, tensor)
     held = max(
         (min(first + each, heads) - 1) // group - first // group + 1
         for first in range(0, heads, each)
     )
-    each = -(-each // held) * held  # as many of each KV head
+    each = round_up(each, held)  # as many of each KV head
     return replace(attention, num_heads=each * tensor, num_kv_heads=held * tensor)
 
 

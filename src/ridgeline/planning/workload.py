@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.rounding import ceil_div
 
 _LATEST_S = 1e10  # of a trace; a clock of floats that starts there still tells microseconds apart
 
@@ -71,7 +72,7 @@ def poisson(
 def paced(arrivals: Sequence[Arrival], rate_rps: float) -> list[Arrival]:
     """Random arrivals, each third of which takes as long as it does on average."""
     found, before_s, begin_s = list[Arrival](), 0.0, 0.0
-    third = -(-len(arrivals) // 3)
+    third = ceil_div(len(arrivals), 3)
     for first in range(0, len(arrivals), third):
         part = arrivals[first : first + third]
         last_s = part[-1].arrival_s

@@ -9,13 +9,14 @@ significant bit of the first; with 3 bits some values straddle two words. 32 val
 import numpy as np
 
 from ridgeline.core.arrays import Array
+from ridgeline.core.rounding import ceil_div
 
 WORD_BITS = 32
 
 
 def words_for(count: int, bits: int) -> int:
     """The 32-bit words that ``count`` values take."""
-    return -(-count * bits // WORD_BITS)
+    return ceil_div(count * bits, WORD_BITS)
 
 
 def unpack_words(words: Array, bits: int, count: int) -> Array:
@@ -23,7 +24,7 @@ def unpack_words(words: Array, bits: int, count: int) -> Array:
     words = np.ascontiguousarray(words).view("<u4")
     if 8 % bits == 0:
         return _split_bytes(words.view(np.uint8), bits)[..., :count]
-    groups = -(-count // WORD_BITS)
+    groups = ceil_div(count, WORD_BITS)
     missing = max(0, groups * bits - words.shape[-1])
     words = np.pad(words, [(0, 0)] * (words.ndim - 1) + [(0, missing)])
     words = words[..., : groups * bits].reshape(*words.shape[:-1], groups, bits)
@@ -52,7 +53,7 @@ def pack_rows(values_RC: Array, bits: int) -> Array:
 def pack_words(values: Array, bits: int) -> Array:
     """int32 words ``[..., words_for(count, bits)]`` of values ``[..., count]`` below ``2^bits``."""
     count = values.shape[-1]
-    groups = -(-count // WORD_BITS)
+    groups = ceil_div(count, WORD_BITS)
     padded = np.zeros((*values.shape[:-1], groups * WORD_BITS), dtype=np.uint64)
     padded[..., :count] = values
     padded = padded.reshape(*values.shape[:-1], groups, WORD_BITS)

@@ -26,6 +26,7 @@ import numpy as np
 from ridgeline.core.arrays import FLOATS, numpy_dtype
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.rounding import ceil_div
 from ridgeline.models.config import ConfigReader
 from ridgeline.quant.bits import unpack_nibbles
 from ridgeline.quant.scheme import (
@@ -96,7 +97,7 @@ def _four_bit(module: Module, kind: str, read: Read) -> StoredWeight:
     module.part(".weight.absmax", "uint8" if nested else "float32", shape=(blocks,))
     if nested:
         module.part(".weight.nested_quant_map", "float32", shape=(256,))
-        module.part(".weight.nested_absmax", "float32", shape=(-(-blocks // nested),))
+        module.part(".weight.nested_absmax", "float32", shape=(ceil_div(blocks, nested),))
     prefix = f"{module.prefix}.weight"
 
     def assemble(read: Read) -> QuantizedTensor:

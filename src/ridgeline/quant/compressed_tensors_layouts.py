@@ -9,11 +9,12 @@ import numpy as np
 from ridgeline.core.arrays import FLOATS, Array
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.rounding import ceil_div
 from ridgeline.quant.bits import unpack_nibbles, unpack_words, words_for
 from ridgeline.quant.compressed_tensors_config import WeightArgs
 from ridgeline.quant.float4 import e2m1_table, e8m0_scales
 from ridgeline.quant.gptq import group_order
-from ridgeline.quant.scheme import Module, Read, StoredWeight, ceil_div
+from ridgeline.quant.scheme import Module, Read, StoredWeight
 from ridgeline.quant.tensor import QuantizedTensor
 
 _MAX_EXTENT = 2**31

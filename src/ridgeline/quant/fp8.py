@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ridgeline.core.arrays import FLOAT8S, FLOATS
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.rounding import ceil_div
 from ridgeline.models.config import ConfigReader
 from ridgeline.quant.float4 import e8m0_scales
 from ridgeline.quant.scheme import (
@@ -24,7 +25,6 @@ from ridgeline.quant.scheme import (
     StoragePlan,
     StoredWeight,
     TensorInfo,
-    ceil_div,
 )
 from ridgeline.quant.tensor import QuantizedTensor
 

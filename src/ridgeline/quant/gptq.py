@@ -20,6 +20,7 @@ import numpy as np
 from ridgeline.core.arrays import FLOATS, Array
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.rounding import ceil_div
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.quant.bits import unpack_words, words_for
 from ridgeline.quant.scheme import (
@@ -28,7 +29,6 @@ from ridgeline.quant.scheme import (
     StoragePlan,
     StoredWeight,
     TensorInfo,
-    ceil_div,
     modules_with,
 )
 from ridgeline.quant.tensor import QuantizedTensor

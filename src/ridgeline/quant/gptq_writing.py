@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.arrays import Array
+from ridgeline.core.rounding import ceil_div
 from ridgeline.quant.bits import pack_rows, pack_words
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -31,7 +32,7 @@ def gptq_parts(
         zeros_GO = np.full((groups, outputs), middle - 1)
     else:
         zeros_GO = zeros_OG.T
-    size = -(-inputs // groups)
+    size = ceil_div(inputs, groups)
     return {
         ".qweight": np.ascontiguousarray(pack_rows(codes_OI, bits).T),
         ".qzeros": pack_words(zeros_GO, bits),

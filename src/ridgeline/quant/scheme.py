@@ -137,8 +137,3 @@ def modules_with(tensors: Mapping[str, TensorInfo], suffix: str) -> list[Module]
     """The modules that have a tensor of that suffix, in file order."""
     prefixes = [name.removesuffix(suffix) for name in tensors if name.endswith(suffix)]
     return [Module(tensors, prefix) for prefix in prefixes]
-
-
-def ceil_div(count: int, size: int) -> int:
-    """How many blocks of ``size`` hold ``count``."""
-    return -(-count // size)

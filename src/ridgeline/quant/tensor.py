@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from ridgeline.core.arrays import Array, empty
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.rounding import ceil_div
 
 _CHUNK_ELEMENTS = 1 << 22  # of float32 beside the result while expanding
 
@@ -90,7 +91,7 @@ class QuantizedTensor:
         for index in range(codes.shape[0]):
             for first in range(0, rows, step):
                 part = slice(first, first + step)
-                blocks = slice(first // unit, -(-(first + step) // unit))
+                blocks = slice(first // unit, ceil_div(first + step, unit))
                 if self.scales.shape[-2] == 1:
                     blocks = slice(0, 1)
                 value = self._values(codes[index, part], work)
@@ -111,7 +112,7 @@ class QuantizedTensor:
             if self.scales.shape[0] == 1 and block_rows > 1:
                 first, last = 0, 1
             elif start % block_rows == 0:
-                first, last = start // block_rows, -(-stop // block_rows)
+                first, last = start // block_rows, ceil_div(stop, block_rows)
             else:  # blocks are cut: every row gets scales of its own
                 form = replace(form, group_rows=1)
 

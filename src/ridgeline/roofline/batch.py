@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ridgeline.core.context_ranks import LEAST_TOKENS
 from ridgeline.core.plan import Pass, Segment
+from ridgeline.core.rounding import ceil_div
 
 Integers = npt.NDArray[np.int64]
 NO_ADAPTERS: Mapping[int, int] = {}
@@ -72,7 +73,7 @@ class BatchShape:
     def loaded_rows(self, window: int | None, heads: int, rows: int) -> int:
         """Tokens whose K and V a kernel loads for one KV head: once for every ``rows`` of the rows
         of queries, ``heads`` for each token."""
-        loads = -(-(self.stops - self.starts) * heads // rows)
+        loads = ceil_div((self.stops - self.starts) * heads, rows)
         return int((loads * self._rows_read(window)).sum())
 
     def _rows_read(self, window: int | None) -> Integers:

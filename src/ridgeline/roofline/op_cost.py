@@ -67,6 +67,7 @@ from ridgeline.core.ops import (
     StateOp,
     Xielu,
 )
+from ridgeline.core.rounding import ceil_div, round_up
 from ridgeline.core.sharding import num_kv_parts, num_parts
 from ridgeline.core.weight_uses import WeightUse, experts_of, weight_uses
 from ridgeline.roofline.batch import BatchShape
@@ -318,7 +319,7 @@ def _context_gathered(op: GatherContext | AttentionOp, p: _Pricing) -> Work:
     ranks, size = p.model.layout.context, p.model.block_tokens
     shared = p.batch.shared_by(ranks)
     starts, stops = p.batch.starts[shared], p.batch.stops[shared]
-    blocks = int((-(-starts // size) + -(-stops // size) - starts // size).sum())
+    blocks = int((ceil_div(starts, size) + ceil_div(stops, size) - starts // size).sum())
     num_bytes = blocks * size * p.kv_row_bytes(op)
     return Work(
         activation_bytes=num_bytes * (1 + 1 / ranks),
@@ -333,8 +334,8 @@ def _splits_gathered(num_heads: int, width: int, p: _Pricing) -> Work:
     ranks = p.model.layout.context
     own = ~p.batch.shared_by(ranks)
     starts, stops = p.batch.starts[own], p.batch.stops[own]
-    rows = int(((stops - starts) * -(-stops // RUN_TOKENS)).sum()) * num_heads
-    num_bytes = rows * (-(-width // 16) * 16 + 2) * 4.0
+    rows = int(((stops - starts) * ceil_div(stops, RUN_TOKENS)).sum()) * num_heads
+    num_bytes = rows * (round_up(width, 16) + 2) * 4.0
     return Work(
         activation_bytes=num_bytes * (1 + 1 / ranks),
         link_bytes=num_bytes * (ranks - 1) / ranks,

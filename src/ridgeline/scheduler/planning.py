@@ -9,6 +9,7 @@ from ridgeline.core.plan import (
     step_in_flight,
 )
 from ridgeline.core.protocols import Draft
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kvcache import KVCacheManager
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.lifecycle import Lifecycle
@@ -91,7 +92,7 @@ class Planner:
         ]
         if not free and is_alone:
             free = decodes
-        return free[: -(-len(decodes) // num_stages)]
+        return free[: ceil_div(len(decodes), num_stages)]
 
     def _plan_prompts(self, step: Step, prompts: list[Sequence], now_s: float) -> None:
         """Give what is left of the budget to prompts, whether they run or wait, by policy."""

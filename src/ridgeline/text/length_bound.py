@@ -9,6 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
+from ridgeline.core.rounding import ceil_div
+
 _SPACES = tuple(char for char in map(chr, range(0x3001)) if char.isspace())
 _COMPOSED_CHARS = 4  # the longest canonical decomposition of a character
 # Characters that become one. Normalizers that are not here may drop any number of them.
@@ -41,7 +43,7 @@ class LengthBound:
         chars = len(text)
         if not self.counts_spaces:
             chars -= sum(map(text.count, _SPACES))
-        return -(-chars // self.chars_per_token)
+        return ceil_div(chars, self.chars_per_token)
 
 
 def length_bound(backend: Backend) -> LengthBound | None:

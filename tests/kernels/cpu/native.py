@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kernels.cpu.library import available_levels, load_library
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import SEQUENCE, Attention, Batch, Format, KVGroup
@@ -70,7 +71,7 @@ class Cache:
             v_width=self.v_width,
         )
         self._native.rl_kv_group_sizes(c.byref(self.group))
-        counts = [-(-length // self.block_tokens) for length in self.lengths]
+        counts = [ceil_div(length, self.block_tokens) for length in self.lengths]
         self.memory = np.full(sum(counts) * self.group.block_bytes, 255, np.uint8)
         self.group.data = self.memory.ctypes.data
         order = np.random.default_rng(self.seed).permutation(sum(counts)).astype(np.int32)

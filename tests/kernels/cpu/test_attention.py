@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.kernels.cpu.native import FORMATS, LEVELS, Cache, Part
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kernels.reference.attention import attend, visible
 
 pytestmark = pytest.mark.parametrize("level", LEVELS)
@@ -195,7 +196,7 @@ def test_a_window_of_one_sequence_with_its_first_tokens(level, number_format, si
     q = queries(parts, 4, 32)
     whole_part = kv.attend(parts, q, scale=0.2)
     # Blocks between them belong to others by now, and one by one the tokens see the same.
-    kept = -(-sinks // kv.block_tokens)
+    kept = ceil_div(sinks, kv.block_tokens)
     kv.tables[0][kept : (1000 - window + 1) // kv.block_tokens] = -(10**6)
     for token in (0, 1, 50, 99):
         part = Part(sequence=0, start=1000 + token, num_tokens=1, sinks=sinks, window=window)

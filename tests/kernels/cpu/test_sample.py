@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tests.kernels.cpu.native import LEVELS, pool
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, NothingToSampleError, sample
 from ridgeline.executors.cpu.adjust import CountedHistory, adjust
@@ -53,7 +54,7 @@ def test_draws_are_those_of_the_sampling_functions(level, spread, settings):
     for seed in range(DRAWS):
         logits = (rng.normal(size=VOCAB) * spread).astype(np.float32)
         known = rng.integers(0, VOCAB, size=40).tolist()
-        words = rng.integers(0, 2**32, size=-(-VOCAB // 32), dtype=np.uint32)
+        words = rng.integers(0, 2**32, size=ceil_div(VOCAB, 32), dtype=np.uint32)
         mask = words if seed % 3 == 0 else None
         allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB].astype(bool)
         expected = sample(
@@ -73,7 +74,7 @@ def test_draws_are_those_of_the_sampling_functions(level, spread, settings):
 def test_what_cannot_be_drawn_is_not(level, settings):
     params = SamplingParams(**settings)
     logits = np.zeros(VOCAB, dtype=np.float32)
-    nothing = np.zeros(-(-VOCAB // 32), dtype=np.uint32)
+    nothing = np.zeros(ceil_div(VOCAB, 32), dtype=np.uint32)
     assert draw(level, logits, params, position=4, seed=1, mask=nothing) == -1
     only = nothing.copy()
     only[0] = 1 << 5
@@ -95,7 +96,7 @@ def test_barred_tokens_wait_for_their_position_unless_nothing_else_can_come(leve
     bars = {"barred": [9], "barred_until": 12}
     assert draw(level, logits, params, position=11, seed=0, **bars) == 4
     assert draw(level, logits, params, position=12, seed=0, **bars) == 9
-    only = np.zeros(-(-VOCAB // 32), dtype=np.uint32)
+    only = np.zeros(ceil_div(VOCAB, 32), dtype=np.uint32)
     only[0] = 1 << 9
     assert draw(level, logits, params, position=11, seed=0, mask=only, **bars) == 9
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.kernels.triton.device import DEVICE, assert_near, random
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.decoding import ancestors, depths
 from ridgeline.kernels.reference import attend, visible
 from ridgeline.kernels.triton import (
@@ -41,7 +42,7 @@ class Case:
         self.sequences, self.dtype, self.page = sequences, dtype, page
         self.heads, self.kv_heads, self.latent = heads, kv_heads, latent
         kv_dtype = kv_dtype or dtype
-        blocks = [-(-length // page) for _, length in sequences]
+        blocks = [ceil_div(length, page) for _, length in sequences]
         shape = {
             "num_kv_heads": kv_heads,
             "block_tokens": page,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from tests.kernels.triton.device import DEVICE, random
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, NothingToSampleError
 from ridgeline.decoding import sample as reference_sample
@@ -87,7 +88,7 @@ def test_draws_are_those_of_the_sampling_functions(spread, rounded, filtered, mo
     logits = torch.from_numpy((rng.normal(size=(count, VOCAB)) * spread).astype(np.float32))
     if rounded:
         logits = (logits * 2).round() / 2
-    words = rng.integers(0, 2**32, size=(count, -(-VOCAB // 32)), dtype=np.uint32)
+    words = rng.integers(0, 2**32, size=(count, ceil_div(VOCAB, 32)), dtype=np.uint32)
     words[::2] = 2**32 - 1  # every other row may draw anything
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
     rows = rows_of(params, seeds, positions)
@@ -179,7 +180,7 @@ def test_what_cannot_be_drawn_is_not(settings):
         found = draw(logits.to(DEVICE), rows, truncate=truncate, workspace=workspace)
         assert found[1:] == [-1, -1, 1234]
         assert found[0] >= 0
-    masks = torch.zeros(4, -(-VOCAB // 32), dtype=torch.int32, device=DEVICE)
+    masks = torch.zeros(4, ceil_div(VOCAB, 32), dtype=torch.int32, device=DEVICE)
     masks[1:, 3] = 1 << 4
     found = draw(torch.zeros(4, VOCAB, device=DEVICE), rows, masks=masks)
     assert found == [-1, 100, 100, 100]

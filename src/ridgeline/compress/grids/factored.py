@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ridgeline.compress.grids.base import Steps, best_of, grouped, inverse, rounded
+from ridgeline.core.rounding import ceil_div
 
 _WIDE_COLUMNS = 128
 _LEAST_FACTOR, _LARGEST_FACTOR = -15, 16
@@ -56,7 +57,7 @@ class FactoredIntegers:
             ((steps_of(divisor),) for divisor in _DIVISORS),
             lambda steps_OGB: error(steps_OGB).sum(-1, keepdim=True),
         )
-        groups = -(-w_OI.shape[-1] // self.group_size)
+        groups = ceil_div(w_OI.shape[-1], self.group_size)
         return Steps(scales_OG=steps.flatten(1)[:, :groups].contiguous())
 
     def codes(

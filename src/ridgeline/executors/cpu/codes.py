@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.arrays import Array, is_float
+from ridgeline.core.rounding import ceil_div
 from ridgeline.executors.cpu.roles import FACTOR_COLUMNS, FACTORED, takes_factors
 from ridgeline.kernels.cpu.matrix import (
     TILE_ROWS,
@@ -90,7 +91,7 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
     group = None if size >= columns else next((g for g in _GROUPS if size % g == 0), 0)
     if group == 0 or is_float(weight.codes):
         return None
-    groups, repeats = (1, 1) if group is None else (-(-columns // group), size // group)
+    groups, repeats = (1, 1) if group is None else (ceil_div(columns, group), size // group)
     factored = factored_scales(weight, bits) if bits in FACTORED else None
     if factored is not None:
         return _with_factors(weight, bits, *factored)

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import CorruptFileError
+from ridgeline.core.rounding import round_up
 from ridgeline.executors.cpu.weights import PackedWeights
 from ridgeline.kernels.cpu.library import ABI_VERSION
 from ridgeline.kernels.cpu.matrix import PackedMatrix
@@ -203,4 +204,4 @@ def _digest(array: Bytes) -> str:
 
 
 def _aligned(offset: int) -> int:
-    return -(-offset // _PAGE_BYTES) * _PAGE_BYTES
+    return round_up(offset, _PAGE_BYTES)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.core import ops
+from ridgeline.core.rounding import ceil_div
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import PassInput, SegmentTables, Short, Span
 from ridgeline.executors.cuda.kv_cache import DeviceKVCache
@@ -144,7 +145,7 @@ def _input(
     """Sequences whose last tokens are queries, with blocks scattered over the pool."""
     batch, tokens, context = point
     at = device.torch_device
-    each = -(-context // cache.block_tokens)
+    each = ceil_div(context, cache.block_tokens)
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(cache.num_blocks[group], generator=generator)[: batch * each]
     tables = torch.full((batch, table_blocks or each), cache.num_blocks[group], dtype=torch.int32)

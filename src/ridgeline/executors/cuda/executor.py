@@ -21,6 +21,7 @@ from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import Admission, ModelRole, Pass, Segment, StepPlan, referenced_output
 from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.core.rounding import ceil_div
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.batch import HostBatch, build_batch, note_known
@@ -522,7 +523,7 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
     def _longest(self, role: ModelRole) -> int:
         """Blocks of the longest sequence that a model can have."""
         cache = self.pools[role]
-        return -(-self.spec(role).max_position // cache.block_tokens)
+        return ceil_div(self.spec(role).max_position, cache.block_tokens)
 
 
 def _outcome(launched: LaunchedStep | StepResult) -> StepResult:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ridgeline.core.rounding import ceil_div, round_up
 from ridgeline.executors.cuda.device import Device, Event, Graph
 from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.staging import Staging
@@ -111,8 +112,8 @@ class DecodeSteps:
         if self._kernels.decides_on_device:
             return GraphKey(rows, self._longest, max(how, Draw.NOISE), adjusts)
         step = _CONTEXT_STEP if self._record else self._block_tokens
-        tokens = -(-context // step) * step
-        blocks = min(-(-tokens // self._block_tokens), self._longest)
+        tokens = round_up(context, step)
+        blocks = min(ceil_div(tokens, self._block_tokens), self._longest)
         return GraphKey(rows, blocks, how, adjusts)
 
     def warm_up(self) -> None:
@@ -203,4 +204,4 @@ def batch_bucket(num_rows: int) -> int:
     for size in _BATCHES:
         if num_rows <= size:
             return size
-    return -(-num_rows // _STEP_BEYOND) * _STEP_BEYOND
+    return round_up(num_rows, _STEP_BEYOND)

@@ -11,6 +11,7 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.core.plan import ModelRole
+from ridgeline.core.rounding import ceil_div
 from ridgeline.executors.cuda.attention import AttentionBackends, ModelAttention
 from ridgeline.executors.cuda.attention_trial import Trial
 from ridgeline.executors.cuda.batch import MAX_SHORT, HostBatch, void_batch
@@ -256,7 +257,7 @@ class DeviceModel:
         known = None
         if batch.rope_lengths is not None:
             known = batch.positions.tolist(), batch.rope_lengths
-        blocks = -(-int(batch.stops.max()) // self.cache.block_tokens)
+        blocks = ceil_div(int(batch.stops.max()), self.cache.block_tokens)
         at = PassInput(
             token_ids_T=rows.token_ids_T,
             positions_T=positions_T,

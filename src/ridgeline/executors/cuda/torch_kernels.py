@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.nn import functional
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.spec import NormScope
 from ridgeline.decoding import ancestors
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows, Span
@@ -312,7 +313,7 @@ def _attend_span(
     """A segment's tokens over its KV: ``[S, H, v]``."""
     block_tokens = kv.block_tokens
     low = 0 if spec.window is None else max(0, span.start - spec.window + 1)
-    blocks = table_M[None, low // block_tokens : -(-span.stop // block_tokens)]
+    blocks = table_M[None, low // block_tokens : ceil_div(span.stop, block_tokens)]
     skipped = low - low // block_tokens * block_tokens
     kind = reference.wide(q_SHd).dtype
     k_CKd, v_CKv = (

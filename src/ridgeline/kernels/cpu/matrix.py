@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.arrays import Array
+from ridgeline.core.rounding import ceil_div, round_up
 from ridgeline.kernels.cpu.memory import Allocate, aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format, Matrix
@@ -52,7 +53,7 @@ class MatrixFormat:
     def group_of(self, columns: int) -> int:
         if not self.format.is_quantized:
             return 0
-        return self.group or -(-columns // 32) * 32
+        return self.group or round_up(columns, 32)
 
 
 class PackedMatrix:
@@ -224,7 +225,7 @@ def put_codes(
     scales = np.ascontiguousarray(scales, dtype=np.float32)
     mins = None if mins is None else np.ascontiguousarray(mins, dtype=np.float32)
     factors = None if factors is None else np.ascontiguousarray(factors, dtype=np.int8)
-    assert scales.shape == (len(codes), -(-part.columns // part.group))
+    assert scales.shape == (len(codes), ceil_div(part.columns, part.group))
     assert (factors is not None) == bool(part.has_factors)
     with pool.lock:
         pool.library.rl_pack_codes(

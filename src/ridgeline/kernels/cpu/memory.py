@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.rounding import round_up
+
 _LINE_BYTES = 64
 _HUGE_PAGE_BYTES = 1 << 21
 _LARGE_BYTES = 1 << 22
@@ -48,7 +50,7 @@ class Slabs:
             # Pages that are not used yet take no memory; a small model has a small slab even so.
             usual = min(max(self._num_bytes, _LARGE_BYTES), _MAX_SLAB_BYTES)
             self._slab = aligned_bytes(max(size, usual))
-        found, self._slab = self._slab[:size], self._slab[-(-size // _LINE_BYTES) * _LINE_BYTES :]
+        found, self._slab = self._slab[:size], self._slab[round_up(size, _LINE_BYTES) :]
         self._num_bytes += size
         return found
 
@@ -73,7 +75,7 @@ class FileSlabs:
         if self._last is not None:
             self._last.madvise(mmap.MADV_DONTNEED)  # which the file keeps
         start = self._num_bytes
-        self._num_bytes += -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._num_bytes += round_up(max(size, 1), mmap.PAGESIZE)
         self._file.truncate(self._num_bytes)
         length = self._num_bytes - start
         self._last = mmap.mmap(self._file.fileno(), length, offset=start)
@@ -83,7 +85,7 @@ class FileSlabs:
 def _pages(array: Bytes) -> tuple[int, int]:
     """Address and bytes of the pages that an array lies in; in a file it has them for itself."""
     first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    return first, -(-(array.ctypes.data + array.nbytes - first) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return first, round_up(array.ctypes.data + array.nbytes - first, mmap.PAGESIZE)
 
 
 def read_pages(arrays: Iterable[Bytes]) -> None:

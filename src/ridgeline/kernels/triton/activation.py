@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels.triton.launch import next_power_of_2
 
@@ -41,7 +42,7 @@ def activate(
     num_rows, width = up_TF.shape
     kind, alpha, limit = kind_of(activation)
     block = min(1024, next_power_of_2(width))
-    _activate[(num_rows, -(-width // block))](
+    _activate[(num_rows, ceil_div(width, block))](
         up_TF,
         up_TF if gate_TF is None else gate_TF,
         out_TF,

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kernels.triton.launch import next_power_of_2
 
 IN_PROMPT = 1 << 30  # of an entry of a history
@@ -74,7 +75,7 @@ def count_tokens(
     """
     num_rows = len(slots_N)
     block = min(_BLOCK, next_power_of_2(num_rows))
-    _count[(-(-num_rows // block),)](
+    _count[(ceil_div(num_rows, block),)](
         tables.history,
         tables.counted,
         slots_N,
@@ -106,7 +107,7 @@ def adjust_logits(
     if out_NV.dtype != torch.float32:
         raise ValueError(f"logits that are adjusted are float32, not {out_NV.dtype}")
     num_rows, vocab = logits_NV.shape
-    _adjust[(num_rows, -(-vocab // _BLOCK))](
+    _adjust[(num_rows, ceil_div(vocab, _BLOCK))](
         logits_NV,
         out_NV,
         slots_N,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kernels.triton.attention_kernel import attention_kernel
 from ridgeline.kernels.triton.kv_cache import QUANTIZED, KVTensors
 from ridgeline.kernels.triton.launch import device_limits, next_power_of_2, num_multiprocessors
@@ -84,14 +85,14 @@ def attend_decode(
     block_m = min(max(16, next_power_of_2(most_tokens * shape.group)), most_rows)
     heads_each = min(shape.group, block_m)
     block_q = min(most_tokens, block_m // heads_each)
-    work = shape.kv_heads * -(-shape.group // heads_each) * -(-max_query_tokens // block_q)
+    work = shape.kv_heads * ceil_div(shape.group, heads_each) * ceil_div(max_query_tokens, block_q)
     num_sequences = len(batch.kv_lengths_S)
     each = 1 if shape.wide else (_CODE_PROGRAMS_EACH if shape.kv_bytes == 1 else _PROGRAMS_EACH)
     programs = num_multiprocessors(q_THd.device) * each
     block_v = max(16, next_power_of_2(shape.v_width))
     # What is stored is parts of split sequences alone, each of which is longer than an even part.
     room = len(workspace.floats) // (2 * work * block_m * (block_v + 2))
-    num_parts = min(-(-programs // work), room)
+    num_parts = min(ceil_div(programs, work), room)
     is_split = num_parts > 1 and num_sequences * work <= len(workspace.counters)
     merged_rows = min(next_power_of_2(heads_each * block_q), max(1, _MERGED_FLOATS // block_v))
     block_n = 128 if shape.kv_bytes == 1 else 64
@@ -152,7 +153,7 @@ def attend_prefill(
     block_q = block_m // heads_each
     blocks = batch.num_query_tokens // block_q + len(batch.kv_lengths_S)
     _launch(
-        (blocks, shape.kv_heads * -(-shape.group // heads_each)),
+        (blocks, shape.kv_heads * ceil_div(shape.group, heads_each)),
         (q_THd, kv, out_THv, batch, shape),
         scale=scale,
         window=window,

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels.triton.launch import next_power_of_2
 from ridgeline.kernels.triton.linear import LinearConfig, guess, launch
@@ -44,7 +45,7 @@ def grouped_linear(
     block_t = order.block_pairs
     chosen = config or guess(matrix, block_t, num_outputs, x, block_t=block_t)
     launch(
-        (-(-num_outputs // chosen.block_o), order.most_blocks, 1),
+        (ceil_div(num_outputs, chosen.block_o), order.most_blocks, 1),
         (x, matrix, out_PO),
         chosen,
         block_t=block_t,
@@ -63,7 +64,7 @@ def combine(pairs_TkD: torch.Tensor, out_TD: torch.Tensor) -> None:
     """out = Σ over a token's pairs, in order and in float32."""
     num_tokens, top_k, width = pairs_TkD.shape
     block = min(1024, next_power_of_2(width))
-    _combine[(num_tokens, -(-width // block))](
+    _combine[(num_tokens, ceil_div(width, block))](
         pairs_TkD,
         out_TD,
         pairs_TkD.stride(0),

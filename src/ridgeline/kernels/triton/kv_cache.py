@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ridgeline.core.rounding import round_up
+
 _ALIGNMENT = 128
 QUANTIZED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # dtype: its largest code
 
@@ -51,8 +53,8 @@ def layer_bytes(
     tokens = num_kv_heads * block_tokens
     size = tokens * (k_width + v_width) * dtype.itemsize
     if dtype in QUANTIZED:
-        size = _aligned(size, 4) + tokens * 4 * (2 if v_width else 1)
-    return _aligned(size, _ALIGNMENT)
+        size = round_up(size, 4) + tokens * 4 * (2 if v_width else 1)
+    return round_up(size, _ALIGNMENT)
 
 
 def layer_tensors(
@@ -74,7 +76,7 @@ def layer_tensors(
 
     def take(kind: torch.dtype, width: int | None) -> torch.Tensor:
         nonlocal offset
-        offset = _aligned(offset, kind.itemsize)
+        offset = round_up(offset, kind.itemsize)
         size = tokens * (width or 1) * kind.itemsize
         part = pool_Nb[:, offset : offset + size].view(kind)
         offset += size
@@ -104,7 +106,3 @@ def move_slots(kv: KVTensors, sources: torch.Tensor, targets: torch.Tensor) -> N
         if tensor is not None:
             raw = tensor.view(torch.uint8) if tensor.dtype in QUANTIZED else tensor
             raw[to_blocks, :, to_offsets] = raw[blocks, :, offsets]
-
-
-def _aligned(size: int, unit: int) -> int:
-    return -(-size // unit) * unit

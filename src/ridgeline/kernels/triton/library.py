@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kernels.triton.packing import DeviceMatrix, Format
 from ridgeline.kernels.triton.weight_tiles import (
     INT4,
@@ -97,7 +98,7 @@ def dequantize(matrix: DeviceMatrix, out_OI: torch.Tensor) -> None:
     scales, zeros = matrix.scales, matrix.zeros
     assert scales is not None
     step = min(128, matrix.unit or matrix.group or 128)
-    _dequantize[(-(-rows // 32), -(-columns // step))](
+    _dequantize[(ceil_div(rows, 32), ceil_div(columns, step))](
         matrix.codes,
         scales,
         scales if zeros is None else zeros,

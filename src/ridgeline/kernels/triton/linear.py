@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels.triton.activation import kind_of
 from ridgeline.kernels.triton.launch import device_limits, next_power_of_2, num_multiprocessors
@@ -62,7 +63,7 @@ def linear(
     _check(x_TI, matrix, out_TO, rows // 2 if gated_pair else rows)
     num_tokens = len(x_TI)
     plan = plan_of(x_TI, matrix, out_TO.shape[1], workspace, config)
-    blocks = (-(-out_TO.shape[1] // plan.config.block_o), -(-num_tokens // plan.block_t))
+    blocks = (ceil_div(out_TO.shape[1], plan.config.block_o), ceil_div(num_tokens, plan.block_t))
     launch(
         (*blocks, plan.splits),
         (x_TI, matrix, out_TO),
@@ -99,11 +100,11 @@ def plan_of(
     num_tokens, columns = len(x_TI), matrix.shape[-1]
     chosen = config or guess(matrix, num_tokens, num_outputs, x_TI)
     block_t = _block_tokens(matrix, num_tokens, x_TI)
-    reductions = -(-num_outputs // chosen.block_o) * -(-num_tokens // block_t)
+    reductions = ceil_div(num_outputs, chosen.block_o) * ceil_div(num_tokens, block_t)
     floats_each = 2 * chosen.block_o * block_t
     splits = workspace.most_splits(chosen.splits, reductions=reductions, floats_each=floats_each)
-    each = -(-columns // (splits * chosen.block_k)) * chosen.block_k
-    return LinearPlan(chosen, block_t, min(splits, -(-columns // each)), each)
+    each = ceil_div(columns, splits * chosen.block_k) * chosen.block_k
+    return LinearPlan(chosen, block_t, min(splits, ceil_div(columns, each)), each)
 
 
 def guess(
@@ -125,7 +126,7 @@ def guess(
     block_t = block_t or _block_tokens(matrix, num_tokens, x)
     branches = matrix.shape[-2] // num_outputs
     if num_tokens > SMALL_BATCH and not precise:
-        tiles = -(-num_outputs // 128) * -(-num_tokens // LARGE_BLOCK)
+        tiles = ceil_div(num_outputs, 128) * ceil_div(num_tokens, LARGE_BLOCK)
         splits = max(1, min(num_multiprocessors(x.device) // tiles, MOST_SPLITS))
         block_k = max(64, matrix.unit or matrix.group)
         # Sums of a gated pair do not leave registers for operands that are held there as well.
@@ -135,7 +136,7 @@ def guess(
         return _fitted(config, matrix, branches, block_t, x)
     tile = _small_tile(matrix, block_t, precise)
     block_k = max(matrix.unit or matrix.group, min(tile.block_k, next_power_of_2(columns)))
-    tiles = -(-num_outputs // 64) * -(-num_tokens // 64)
+    tiles = ceil_div(num_outputs, 64) * ceil_div(num_tokens, 64)
     each = 2 if matrix.format is Format.PLAIN else 3  # programs of a multiprocessor
     wanted = num_multiprocessors(x.device) * each // tiles
     most = max(1, columns // (4 * block_k))

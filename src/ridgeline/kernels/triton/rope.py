@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.core.spec import NormKind, NormSpec
 from ridgeline.kernels.triton.kv_cache import QUANTIZED, KVTensors
 from ridgeline.kernels.triton.launch import next_power_of_2
@@ -48,8 +49,8 @@ def rope_and_write(
     v_width = 0 if v_TKd is None else v_TKd.shape[2]
     block_d = next_power_of_2(max(q_width, k_width, v_width))
     heads_each = max(1, min(_TILE_ELEMENTS // block_d, next_power_of_2(num_heads)))
-    query_programs = -(-num_heads // heads_each)
-    key_programs = -(-kv_heads // heads_each)
+    query_programs = ceil_div(num_heads, heads_each)
+    key_programs = ceil_div(kv_heads, heads_each)
     value = k_TKd if v_TKd is None else v_TKd
     scales, v_scales = kv.k_scales, kv.v_scales
     _rope[(num_tokens, query_programs + key_programs)](

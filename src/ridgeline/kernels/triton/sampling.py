@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kernels.triton.draw_kernels import MOST_PARTS, draw_kernel, redraw_kernel
 from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors
 from ridgeline.kernels.triton.top_k_kernel import BINS, DIGITS, count_digits_kernel
@@ -88,9 +89,9 @@ def sample(
     mask_stride = 0 if masks_NW is None else masks_NW.stride(0)
     is_masked = masks_NW is not None
     wanted = num_multiprocessors(logits_NV.device) * _PROGRAMS_EACH // num_rows
-    blocks = -(-vocab // _BLOCK)
+    blocks = ceil_div(vocab, _BLOCK)
     parts = min(MOST_PARTS, next_power_of_2(max(1, min(wanted, blocks))))
-    part_tokens = -(-blocks // parts) * _BLOCK
+    part_tokens = ceil_div(blocks, parts) * _BLOCK
     sizes = (vocab, logits_NV.stride(0), mask_stride, part_tokens)
     filtered = part_tokens >= _FILTERED_BLOCKS * _BLOCK
     num_digits = _NUM_DIGITS[logits_NV.dtype]

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ridgeline.core.rounding import ceil_div
 from ridgeline.kernels.triton.launch import next_power_of_2
 
 _BLOCK = 128
@@ -73,7 +74,7 @@ def begin_step(
     """
     num_tokens = len(sources_T)
     num_groups, num_slots, _ = tables_GRM.shape
-    _begin[(-(-num_tokens // _BLOCK),)](
+    _begin[(ceil_div(num_tokens, _BLOCK),)](
         sources_T,
         positions_T,
         slots_T,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.core.rounding import round_up
 from ridgeline.quant.gguf_formats import GGUF_FORMATS, GGUFFormat
 from ridgeline.weights.gguf.values import Cursor, MalformedError, Metadata, read_metadata
 from ridgeline.weights.names import short_name
@@ -76,7 +77,7 @@ def _read(cursor: Cursor, name: str) -> GGUFHeader:
     cursor.expect(num_tensors * _MIN_TENSOR_BYTES, f"{num_tensors} tensors")
     infos = [_tensor_info(cursor, name) for _ in range(num_tensors)]
     alignment = _alignment(metadata)
-    data_start = -(-cursor.position // alignment) * alignment
+    data_start = round_up(cursor.position, alignment)
     return GGUFHeader(metadata=metadata, tensors=_placed(infos, data_start, alignment, cursor.size))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ridgeline.core.rounding import round_up
 from ridgeline.quant.gguf_formats import GGUF_FORMATS, GGUFFormat
 from ridgeline.weights.gguf.header import DEFAULT_ALIGNMENT, MAGIC
 from ridgeline.weights.gguf.shards import part_names
@@ -118,7 +119,7 @@ def _paths(path: Path, count: int) -> list[Path]:
 
 
 def _aligned(offset: int) -> int:
-    return -(-offset // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+    return round_up(offset, DEFAULT_ALIGNMENT)
 
 
 def _unsigned(value: int, num_bytes: int) -> bytes:
