@@ -68,10 +68,10 @@ def test_a_command_that_needs_torch_says_so(tmp_path):
 
 def test_ops_without_a_kernel_say_that_they_need_torch():
     code = (
-        "from ridgeline.executors.cpu import cuts; from ridgeline.core import ops;"
+        "from ridgeline.executors.cpu import native_ops; from ridgeline.core import ops;"
         "from ridgeline.models import describe, lower; from ridgeline.models import PRESETS;"
-        "cuts._NATIVE = tuple(kind for kind in cuts._NATIVE if kind is not ops.MLP);"
-        "cuts.cut_ops(lower(describe(PRESETS['llama-3.2-1b']).spec))"
+        "native_ops._NATIVE = tuple(kind for kind in native_ops._NATIVE if kind is not ops.MLP);"
+        "native_ops.fallback_ops(lower(describe(PRESETS['llama-3.2-1b']).spec))"
     )
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, check=False

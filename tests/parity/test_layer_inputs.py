@@ -14,7 +14,7 @@ from ridgeline.core.formats import number_format
 from ridgeline.core.ops import LayerEmbed, LayerInput
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs
-from ridgeline.executors.cpu.cuts import cut_ops
+from ridgeline.executors.cpu.native_ops import fallback_ops
 from ridgeline.executors.cpu.streaming import StreamedWeights
 from ridgeline.executors.cpu.weights import pack_weights
 from ridgeline.executors.model import ExecutorModel
@@ -80,7 +80,7 @@ def test_the_cpu_executor_has_the_table_once_and_as_other_tables(quantization, b
     model = replace(
         made("bfloat16"), quantization=None if quantization is None else number_format(quantization)
     )
-    assert not cut_ops(model.ops)
+    assert not fallback_ops(model.ops)
     packed = pack_weights(Pool(load_library(), 1), model)
     (table,) = packed.matrices["layer_embed"]
     found = packed.formats().get("layer_embed")

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 def collect() -> dict[str, Any]:
     """Facts by name; sizes in bytes."""
     from ridgeline.executors import executor_names, executor_traits
-    from ridgeline.executors.cpu.cuts import ops_without_kernel
+    from ridgeline.executors.cpu.native_ops import ops_without_kernel
     from ridgeline.kernels.cpu.library import (
         available_levels,
         native_kernels_run,

@@ -22,10 +22,10 @@ from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch, num_kept_rows
-from ridgeline.executors.cpu.cuts import cut_ops
 from ridgeline.executors.cpu.feature_ops import logits_by_depth, run_feature_op
 from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
 from ridgeline.executors.cpu.kv_selection import choose, ends_prompts
+from ridgeline.executors.cpu.native_ops import fallback_ops
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program
 from ridgeline.executors.cpu.ropes import depends_on_length, tables_by_length
@@ -47,7 +47,7 @@ from ridgeline.kernels.cpu.structs import Buffer
 from ridgeline.weights import Adapter
 
 if TYPE_CHECKING:
-    from ridgeline.executors.cpu.cut_ops import CutOps
+    from ridgeline.executors.cpu.fallback_ops import FallbackOps
 
 Floats = npt.NDArray[np.float32]
 
@@ -60,7 +60,7 @@ class _Model:
     ops: tuple[Op, ...]
     weights: PackedWeights
     program: Program
-    cuts: "CutOps | None"
+    fallback: "FallbackOps | None"
     adapters: NativeAdapters
     token_ids: Array | None
     is_head: bool
@@ -110,8 +110,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._pool = self._group.pool if self._group is not None else shared_pool(level)
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():
-            cuts = cut_ops(model.all_ops)
-            if cuts and weights_memory_bytes is not None:
+            fallbacks = fallback_ops(model.all_ops)
+            if fallbacks and weights_memory_bytes is not None:
                 raise SettingsError(
                     f"weights_memory_bytes is for models whose ops all have kernels; those of "
                     f"{model.spec.model_type} do not."
@@ -119,14 +119,14 @@ class CPUExecutor(PoolExecutor[KVCache]):
             whole = replace(model, ops=model.all_ops)
             if model.is_exit:
                 weights = self._models[ModelRole.TARGET].weights
-            elif packed_cache is None or cuts:
-                weights = pack_weights(self._pool, whole, cuts=cuts)
+            elif packed_cache is None or fallbacks:
+                weights = pack_weights(self._pool, whole, fallbacks=fallbacks)
             else:
                 weights = packed_cache.pack(self._pool, whole)
             if model.borrowed is not None:
                 weights = with_borrowed(weights, self._models[ModelRole.TARGET].weights, model)
             program, *later = (
-                Program(self._pool, model.spec, each, weights, cuts, model.group)
+                Program(self._pool, model.spec, each, weights, fallbacks, model.group)
                 for each in (model.ops, *model.later)
             )
             if weights_memory_bytes is not None and role is ModelRole.TARGET:
@@ -138,7 +138,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 ops=model.ops,
                 weights=weights,
                 program=program,
-                cuts=_cut_ops(program, weights, model.adapters) if cuts else None,
+                fallback=_fallback_ops(program, weights, model.adapters) if fallbacks else None,
                 adapters=adapters,
                 token_ids=model.token_ids,
                 is_head=model.is_head,
@@ -170,10 +170,10 @@ class CPUExecutor(PoolExecutor[KVCache]):
     def expert_tokens(self) -> Mapping[str, Array]:
         found, model = dict[str, Array](), self._models[ModelRole.TARGET]
         for op in (op for op in model.ops if isinstance(op, MoE)):
-            if model.cuts is None or op.router.name not in model.cuts.expert_tokens:
+            if model.fallback is None or op.router.name not in model.fallback.expert_tokens:
                 found[op.router.name] = model.program.expert_tokens(op)
             else:
-                found[op.router.name] = model.cuts.expert_tokens[op.router.name].copy()
+                found[op.router.name] = model.fallback.expert_tokens[op.router.name].copy()
         return found
 
     def free(self) -> None:
@@ -287,7 +287,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             and all(states[segment.slot].is_plain for segment in segments)
             and not any(states[segment.slot].verifies_by_rejection for segment in segments)
             and not any(depends_on_length(spec) for spec in model.program.ropes)
-            and not model.program.cuts
+            and not model.program.caller_ops
             and not model.program.is_streamed
         )
 
@@ -314,15 +314,15 @@ class CPUExecutor(PoolExecutor[KVCache]):
     def _note_experts(self, role: ModelRole, model: _Model) -> None:
         if role is ModelRole.TARGET:
             read = model.program.take_experts_read()
-            if model.cuts is not None:
-                read += model.cuts.take_experts_read()
+            if model.fallback is not None:
+                read += model.fallback.take_experts_read()
             self.experts_read = (self.experts_read or 0) + read
 
     def _run_program(self, model: _Model, batch: CPUBatch) -> None:
         struct = batch.struct()
         features = PassFeatures(batch.items, batch.role)
 
-        def run_cut(op: Op) -> None:
+        def run_op(op: Op) -> None:
             if isinstance(op, StageOp):
                 self._pass_on(op, model, batch)
             elif isinstance(op, FeatureOp):
@@ -330,8 +330,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
             elif isinstance(op, Attend):
                 choose(op, model.program, model.weights, batch, self.pools[batch.role])
             else:
-                assert model.cuts is not None
-                model.cuts.run(op, batch)
+                assert model.fallback is not None
+                model.fallback.run(op, batch)
 
         tables, addresses = tables_by_length(model.program.ropes, batch)
         model.program.run(
@@ -339,7 +339,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             self.pools[batch.role].structs,
             addresses,
             model.adapters_of(batch),
-            run_cut if self._spans is None else self._spans.timed(run_cut),
+            run_op if self._spans is None else self._spans.timed(run_op),
             model.program.attends if ends_prompts(batch) else (),
         )
         del tables
@@ -449,10 +449,12 @@ class CPUExecutor(PoolExecutor[KVCache]):
             cache.move_slots(group, table, sources, first, self._group)
 
 
-def _cut_ops(program: Program, weights: PackedWeights, adapters: Sequence[Adapter]) -> "CutOps":
-    from ridgeline.executors.cpu.cut_ops import CutOps  # imports torch
+def _fallback_ops(
+    program: Program, weights: PackedWeights, adapters: Sequence[Adapter]
+) -> "FallbackOps":
+    from ridgeline.executors.cpu.fallback_ops import FallbackOps  # imports torch
 
-    return CutOps(program, weights.kept, adapters)
+    return FallbackOps(program, weights.kept, adapters)
 
 
 def _adjusted(

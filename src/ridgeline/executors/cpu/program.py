@@ -51,9 +51,9 @@ class Program:
     """The native ops of a model, without its LM head, which `head` runs on chosen rows.
 
     ``ropes`` are the rotary tables in their order; those whose frequencies depend on a sequence's
-    length come from the caller, step by step. ``cuts`` are ops that the caller runs, as it does
-    those between a pipeline's stages and those on features: each with the number of native ops
-    before it. ``group`` are the ranks that a model's ops exchange with.
+    length come from the caller, step by step. ``fallbacks`` are ops without a kernel. The caller
+    runs them, those between a pipeline's stages and those on features: `caller_ops`, each with the
+    number of native ops before it. ``group`` are the ranks that a model's ops exchange with.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Program:
         spec: ModelSpec,
         model_ops: Sequence[ops.Op],
         weights: PackedWeights,
-        cuts: Collection[ops.Op] = (),
+        fallbacks: Collection[ops.Op] = (),
         group: RankGroup | None = None,
     ) -> None:
         self._pool, self._library, self._weights = pool, pool.library, weights
@@ -81,11 +81,11 @@ class Program:
         self._moe: dict[str, int] = {}  # the native op of each router
         self._is_attention = False  # the op before
         self.native: list[int] = []  # the place of each native op among the model's
-        self.cuts: list[tuple[int, ops.Op]] = []
+        self.caller_ops: list[tuple[int, ops.Op]] = []
         self.attends: list[tuple[int, ops.Op]] = []  # each with the number of native ops so far
         for place, op in enumerate(model_ops):
-            if op in cuts or isinstance(op, ops.StageOp | ops.FeatureOp):
-                self.cuts.append((self._num_ops, op))
+            if op in fallbacks or isinstance(op, ops.StageOp | ops.FeatureOp):
+                self.caller_ops.append((self._num_ops, op))
             elif not isinstance(op, ops.GatherContext | ops.GatherSplits):  # of the op before
                 self.native.append(place)
                 self._add(op)
@@ -121,12 +121,12 @@ class Program:
         groups: Any,
         cos_sin: Any,
         adapters: Any,
-        run_cut: Callable[[ops.Op], None],
+        run_op: Callable[[ops.Op], None],
         after: Sequence[tuple[int, ops.Op]] = (),
     ) -> None:
         """All ops over a batch that `reserve` has made room for.
 
-        ``run_cut`` gets ops that are cut, and after they have run those of ``after``, which are
+        ``run_op`` gets `caller_ops`, and after they have run those of ``after``, which are
         `attends` or none.
         """
 
@@ -138,12 +138,12 @@ class Program:
             if failed:
                 raise EngineError("A step ran out of memory.")
 
-        stops = sorted((*after, *self.cuts), key=lambda stop: stop[0])
+        stops = sorted((*after, *self.caller_ops), key=lambda stop: stop[0])
 
         def run_between(first: int, last: int, stops: Iterable[tuple[int, ops.Op]]) -> None:
             for stop, op in stops:
                 run_native(first, stop)
-                run_cut(op)
+                run_op(op)
                 first = stop
             run_native(first, last)
 
@@ -369,7 +369,7 @@ class Program:
                 )
                 return
             case _:
-                raise AssertionError(f"no kernel for {op}, which is not cut")
+                raise AssertionError(f"no kernel for {op}, which does not fall back")
         self._is_attention = isinstance(op, ops.AttentionOp)
         self._num_ops += 1
 

@@ -17,11 +17,11 @@ _PART_NAMES = {Part.ROPE_TABLES: "RopeTables", Part.SAMPLE: "Sample"}
 
 @dataclass(kw_only=True)
 class SpanLog:
-    """What one pass recorded: native spans, and ops that the reference ran between them."""
+    """What one pass recorded: native spans, and ops that ran in Python between them."""
 
     pool: Pool
     taken: list[npt.NDArray[np.void]] = field(default_factory=list)
-    cut: list[tuple[Op, float, float]] = field(default_factory=list)
+    caller_ops: list[tuple[Op, float, float]] = field(default_factory=list)
 
     def take(self) -> None:
         """Take what the pool has recorded; its lock is held."""
@@ -33,7 +33,7 @@ class SpanLog:
         def run_timed(op: Op) -> None:
             begin_s = time.perf_counter()
             run(op)
-            self.cut.append((op, begin_s, time.perf_counter()))
+            self.caller_ops.append((op, begin_s, time.perf_counter()))
 
         return run_timed
 
@@ -42,16 +42,16 @@ class SpanLog:
     ) -> tuple[tuple[OpSpan, ...], ...]:
         """The spans of each forward pass; ``native[i]`` is the place of native op i in the model.
 
-        A replay's passes each begin with the rotary tables. With cut ops there is one pass.
+        A replay's passes each begin with the rotary tables. With `caller_ops` there is one.
         """
         spans = list(_native_spans(self.taken, model_ops, native, self.pool.num_threads))
         places = {id(op): place for place, op in enumerate(model_ops)}
-        for op, begin_s, end_s in self.cut:
+        for op, begin_s, end_s in self.caller_ops:
             name, ops = type(op).__name__, (places[id(op)],)
             spans.append(OpSpan(name=name, ops=ops, begin_s=begin_s, end_s=end_s))
         spans.sort(key=lambda span: span.begin_s)
         starts = [at for at, span in enumerate(spans) if span.name == _PART_NAMES[Part.ROPE_TABLES]]
-        if self.cut or len(starts) < 2:
+        if self.caller_ops or len(starts) < 2:
             return (tuple(spans),)
         stops = [*starts[1:], len(spans)]
         return tuple(tuple(spans[i:j]) for i, j in zip([0, *starts[1:]], stops, strict=True))

@@ -133,14 +133,14 @@ def pack_weights(
     pool: Pool,
     model: ExecutorModel,
     *,
-    cuts: Collection[ops.Op] = (),
+    fallbacks: Collection[ops.Op] = (),
     folder: Path | None = None,
 ) -> PackedWeights:
     """Pack every weight of a model, one matrix after the other.
 
-    At most one of them is there beside what is packed: of a stack, one expert's. Those of ``cuts``
-    are kept as they are, too; a table that only these read is not packed. With a folder the packed
-    ones lie in a file there, without a name, and may be larger than memory.
+    At most one of them is there beside what is packed: of a stack, one expert's. Those of
+    ``fallbacks`` are kept as they are, too; a table that only these read is not packed. With a
+    folder the packed ones lie in a file there, without a name, and may be larger than memory.
 
     Weights that are quantized already keep their codes and scales where the kernels have a layout
     for them; the others are expanded to the model's type, which the log says once. Of plain ones,
@@ -158,7 +158,7 @@ def pack_weights(
     if folder is None:
         _check_memory(pool, model)
     allocate = Slabs().allocate if folder is None else FileSlabs(folder).allocate
-    packing = _Packing(pool, model, cuts, allocate)
+    packing = _Packing(pool, model, fallbacks, allocate)
     for name, index, weight in weight_parts(model.weights):
         packing.add(name, index, weight)
         del weight  # before the next one is read
@@ -174,11 +174,11 @@ class _Packing:
     """The weights that are packed so far, and those of stacks that are not all there yet."""
 
     def __init__(
-        self, pool: Pool, model: ExecutorModel, cuts: Collection[ops.Op], allocate: Allocate
+        self, pool: Pool, model: ExecutorModel, fallbacks: Collection[ops.Op], allocate: Allocate
     ) -> None:
         self.packed = PackedWeights()
-        self._kept = {weight.name for op in cuts for weight in op_weights(op)}
-        native = (op for op in model.ops if op not in cuts)
+        self._kept = {weight.name for op in fallbacks for weight in op_weights(op)}
+        native = (op for op in model.ops if op not in fallbacks)
         self._native = {weight.name for op in native for weight in op_weights(op)}
         self._pool, self._model, self._roles = pool, model, packed_roles(model.ops)
         self._shapes = weight_shapes(model.ops)

@@ -1,4 +1,4 @@
-"""Ops that have no native kernel: the reference's, between native ones, on the same buffers."""
+"""The reference's ops for those without a native kernel, on the same buffers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ _BUFFERS = {
 }
 
 
-class CutOps:
+class FallbackOps:
     """Runs them for one program. ``weights`` are theirs, in float32."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which ops of a model have no native kernel."""
+"""Which ops have a native kernel, and which fall back to the reference's."""
 
 import logging
 from collections import Counter
@@ -22,7 +22,7 @@ _NATIVE = (
     ops.LayerEmbed, ops.LayerInput, ops.ScaleHidden, ops.SendHidden, ops.ReceiveHidden,
     ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures, ops.AddInner,
 )  # fmt: skip
-_NEVER_CUT = (
+_NO_FALLBACK = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,
     ops.GatedDelta, ops.SelectiveScan, ops.Head,
 )  # fmt: skip
@@ -33,7 +33,7 @@ def ops_without_kernel() -> tuple[str, ...]:
     return tuple(kind.__name__ for kind in get_args(ops.Op) if kind not in _NATIVE)
 
 
-def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
+def fallback_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
     """Those that the reference has to run, which the log says.
 
     Raises:
@@ -41,24 +41,24 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
             states, or is the head.
         MissingDependencyError: the reference's torch is not installed.
     """
-    cuts = tuple(op for op in model_ops if not isinstance(op, _NATIVE))
-    for op in cuts:
-        if isinstance(op, _NEVER_CUT):
+    found = tuple(op for op in model_ops if not isinstance(op, _NATIVE))
+    for op in found:
+        if isinstance(op, _NO_FALLBACK):
             raise SettingsError(
                 f"The cpu executor has no kernel for {type(op).__name__}, and the reference's "
                 "cannot read its KV cache; use the reference executor."
             )
-    if cuts and not has_torch():
-        names = ", ".join(sorted({type(op).__name__ for op in cuts}))
+    if found and not has_torch():
+        names = ", ".join(sorted({type(op).__name__ for op in found}))
         raise MissingDependencyError(
             f"The cpu executor has no kernel for {names}, which the reference runs, and that "
             f"needs PyTorch: {install_command('torch')}."
         )
-    if cuts:
-        counts = Counter(type(op).__name__ for op in cuts)
+    if found:
+        counts = Counter(type(op).__name__ for op in found)
         _log.warning(
             "The cpu executor has no kernel for %s: the reference runs them, slowly, and decode "
             "steps are not replayed.",
             ", ".join(f"{count} {name}" for name, count in counts.items()),
         )
-    return cuts
+    return found

@@ -12,7 +12,7 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import number_format
 from ridgeline.core.plan import Outputs, Pass
 from ridgeline.executors import create_executor
-from ridgeline.executors.cpu import cuts
+from ridgeline.executors.cpu import native_ops
 from ridgeline.weights import LoRAWeights
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
@@ -61,7 +61,8 @@ CASES = [
 
 def without(monkeypatch, *kinds):
     """As if no kernel had been written for these ops."""
-    monkeypatch.setattr(cuts, "_NATIVE", tuple(k for k in cuts._NATIVE if k not in kinds))
+    kept = tuple(k for k in native_ops._NATIVE if k not in kinds)
+    monkeypatch.setattr(native_ops, "_NATIVE", kept)
 
 
 def cpu_executor(config, **fields):
@@ -99,27 +100,27 @@ def logits_and_tokens(config, **fields):
 @pytest.mark.parametrize(
     ("config", "kind"), CASES, ids=[f"{c['model_type']}-{k.__name__}" for c, k in CASES]
 )
-def test_a_cut_op_computes_what_its_kernel_does(monkeypatch, caplog, config, kind):
+def test_the_fallback_of_an_op_computes_what_its_kernel_does(monkeypatch, caplog, config, kind):
     expected, tokens, read = logits_and_tokens(config)
     assert not caplog.records
     without(monkeypatch, kind)
-    found, cut_tokens, cut_read = logits_and_tokens(config)
+    found, other_tokens, other_read = logits_and_tokens(config)
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
-    assert cut_tokens == tokens
-    assert cut_read == read
+    assert other_tokens == tokens
+    assert other_read == read
     (record,) = caplog.records
     assert kind.__name__ in record.message
 
 
-def test_all_ops_that_can_be_cut_at_once(monkeypatch):
+def test_all_ops_with_a_fallback_at_once(monkeypatch):
     expected, tokens, _ = logits_and_tokens(CONFIG)
     without(monkeypatch, *(kind for config, kind in CASES if config is CONFIG))
-    found, cut_tokens, _ = logits_and_tokens(CONFIG)
+    found, other_tokens, _ = logits_and_tokens(CONFIG)
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
-    assert cut_tokens == tokens
+    assert other_tokens == tokens
 
 
-def test_weights_of_cut_ops_are_as_precise_as_the_checkpoint(monkeypatch):
+def test_weights_of_fallbacks_are_as_precise_as_the_checkpoint(monkeypatch):
     """Only what kernels multiply is quantized."""
     expected, _, _ = logits_and_tokens(CONFIG)
     quantized, _, _ = logits_and_tokens(CONFIG, quantization=number_format("int4"))
@@ -128,7 +129,7 @@ def test_weights_of_cut_ops_are_as_precise_as_the_checkpoint(monkeypatch):
     assert np.abs(found - expected).mean() < 0.7 * np.abs(quantized - expected).mean()
 
 
-def test_adapters_change_cut_ops(monkeypatch):
+def test_adapters_change_fallbacks(monkeypatch):
     model = tiny_model(CONFIG)
     name = next(op.down.name for op in model.ops if isinstance(op, ops.MLP))
     rng = np.random.default_rng(1)
@@ -140,13 +141,13 @@ def test_adapters_change_cut_ops(monkeypatch):
     expected, tokens, _ = logits_and_tokens(CONFIG, adapters=({name: lora},))
     assert np.abs(expected - plain)[: len(PROMPT)].max() > 0.1
     without(monkeypatch, ops.MLP)
-    found, cut_tokens, _ = logits_and_tokens(CONFIG, adapters=({name: lora},))
+    found, other_tokens, _ = logits_and_tokens(CONFIG, adapters=({name: lora},))
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
-    assert cut_tokens == tokens
+    assert other_tokens == tokens
 
 
 @pytest.mark.parametrize("kind", [ops.Attend, ops.KVWrite, ops.Head])
-def test_ops_on_the_kv_cache_cannot_be_cut(monkeypatch, kind):
+def test_ops_on_the_kv_cache_have_no_fallback(monkeypatch, kind):
     without(monkeypatch, kind)
     with pytest.raises(SettingsError, match=f"no kernel for {kind.__name__}"):
         cpu_executor(CONFIG)
