@@ -4,12 +4,8 @@ A family is one file: it reads its config into a `ModelSpec` and declares where 
 """
 
 from ridgeline.models.config import ConfigReader, parse_config, read_config
-from ridgeline.models.eagle3 import (
-    TOKEN_MAP,
-    DraftHeadDefinition,
-    describe_head,
-    is_draft_head,
-)
+from ridgeline.models.draft_head import DraftHeadDefinition
+from ridgeline.models.eagle3 import TOKEN_MAP, describe_head, is_draft_head
 from ridgeline.models.family import Family, ModelDefinition, TensorSource
 from ridgeline.models.lower import lower
 from ridgeline.models.lower_head import lower_head, lower_later_heads

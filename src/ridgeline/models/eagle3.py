@@ -5,12 +5,13 @@ and that of the package ``speculators`` (``speculators_model_type``), whose laye
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ridgeline.core.errors import SettingsError, UnsupportedModelError
-from ridgeline.core.spec import DraftHeadSpec, EagleSpec, ModelSpec
+from ridgeline.core.spec import EagleSpec, ModelSpec
 from ridgeline.models import llama, qwen3
 from ridgeline.models.config import ConfigReader, show
+from ridgeline.models.draft_head import DraftHeadDefinition
 from ridgeline.models.family import TensorSource
 from ridgeline.models.known_keys import refuse_unsupported, unknown_keys
 from ridgeline.models.tensor_names import LLAMA_TENSORS
@@ -32,21 +33,6 @@ _IGNORED = (TOKEN_MAP, _MAP_OF_TARGET, r"verifier_(norm|lm_head)\.weight", r".*r
 _INERT = frozenset(
     ("speculators_version", "speculators_config", "embed_requires_grad", "has_no_defaults_at_init")
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftHeadDefinition:
-    """A drafter's config, understood for one target.
-
-    ``borrowed`` are the weights that its file lacks, and which of the target's they are.
-    ``unknown`` are keys that nobody read.
-    """
-
-    spec: DraftHeadSpec
-    sources: Mapping[str, TensorSource]
-    borrowed: Mapping[str, str]
-    ignored: tuple[str, ...] = _IGNORED
-    unknown: tuple[str, ...] = ()
 
 
 def is_draft_head(config: Mapping[str, object]) -> bool:
@@ -113,6 +99,7 @@ def describe_head(
         spec=spec,
         sources=_sources(len(target.layers), len(spec.layers)),
         borrowed=_borrowed(spec, target, tensors),
+        ignored=_IGNORED,
         unknown=tuple(sorted(name for name in unknown if name.partition(".")[0] not in _INERT)),
     )
 

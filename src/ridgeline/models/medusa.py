@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ridgeline.core.spec import MedusaSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
-from ridgeline.models.eagle3 import DraftHeadDefinition
+from ridgeline.models.draft_head import DraftHeadDefinition
 from ridgeline.models.family import TensorSource
 from ridgeline.models.known_keys import unknown_keys
 
@@ -38,7 +38,6 @@ def describe_medusa(config: Mapping[str, object], target: ModelSpec) -> DraftHea
         spec=spec,
         sources=sources,
         borrowed={"embed": "embed"},
-        ignored=(),
         unknown=tuple(sorted({*unknown_keys(reader)} - {*_INERT})),
     )
 

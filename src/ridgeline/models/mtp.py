@@ -11,7 +11,7 @@ from dataclasses import replace
 from ridgeline.core.cache_groups import state_group
 from ridgeline.core.errors import SettingsError, UnsupportedModelError
 from ridgeline.core.spec import AttentionSpec, MLASpec, ModelSpec, MTPSpec
-from ridgeline.models.eagle3 import DraftHeadDefinition
+from ridgeline.models.draft_head import DraftHeadDefinition
 from ridgeline.models.family import ModelDefinition, TensorSource
 
 _MODULES = ("token_norm", "hidden_norm", "fc", "final_norm")

@@ -60,23 +60,38 @@ def _count(counts: list[int], places: Iterable[int], *, width: int = 0) -> None:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """Mutated by the scheduler alone.
+    """One sample of a request, from its arrival to its end. Mutated by the scheduler alone.
 
     A step closes part of the gap between the tokens whose KV is in the cache (``kv.num_computed``)
-    and the tokens known. ``num_planned`` counts those of the plans in flight as well, of which
-    ``num_in_flight`` have a part of it. ``num_known`` counts ``token_ids`` and what plans in flight
-    promise; if the last of these is such a token, it is output ``promised_output`` of the plan
-    ``promised_step``.
+    and the tokens known.
 
-    ``kv`` are the blocks that it holds of the target; a waiting fork already holds the prompt's.
-    ``grammar`` is held as long as the sequence is, so that it is compiled once whatever happens.
-    It ends when it has ``max_length`` tokens, prompt included; ``may_end_early`` where a token or a
-    text can end it before. ``is_plain``: nothing but samples is wanted of it, without masks, and
-    what it sees is the same in every step.
-    It waits in ``lane`` (`QueuePolicy`); ``order`` numbers requests as they arrive;
-    ``postponed``: its deadline cannot be met any more.
-    ``may_look``: the tiers have not looked for its prefix; ``may_load``: they were not asked for it
-    since it waits. ``drafts`` counts what was verified.
+    Attributes:
+        request: what it is a sample of.
+        sample_index: which of the request's samples.
+        token_ids: the prompt and the output so far.
+        kv: the blocks that it holds of the target; a waiting fork already holds the prompt's.
+        max_length: tokens, prompt included, with which it ends.
+        lane: where it waits (`QueuePolicy`).
+        grammar: held as long as the sequence is, so that it is compiled once whatever happens.
+        num_prompt_tokens: those of ``token_ids`` that are the prompt's.
+        is_plain: nothing but samples is wanted of it, without masks, and what it sees is the same
+            in every step.
+        may_end_early: a token or a text can end it before ``max_length``.
+        stop_token_ids: the tokens that do.
+        order: numbers requests as they arrive.
+        postponed: its deadline cannot be met any more.
+        may_look: the tiers have not looked for its prefix.
+        may_load: the tiers were not asked for its prefix since it waits.
+        num_planned: as ``kv.num_computed``, with the tokens of plans in flight.
+        num_known: as ``len(token_ids)``, with the tokens that plans in flight promise.
+        num_in_flight: plans in flight that have a part of it.
+        promised_step: the plan that promises the last known token, if one does.
+        promised_output: which output of that plan it is.
+        slot: the executor's place for it while it runs.
+        status: where it is in its life.
+        finish_reason: why it ended.
+        stop_reason: the stop token that ended it, if one did.
+        drafts: what was verified.
     """
 
     request: Request

@@ -43,16 +43,27 @@ Handler = Callable[..., Coroutine[Any, Any, Answer]]
 class Operation:
     """One method of one path.
 
-    ``handler`` takes the `Call`, and the decoded body where there is a ``request`` schema, or the
-    ASGI ``receive`` where ``reads_raw``. ``answer`` is the schema of the reply, for
-    ``/openapi.json``, as are ``query`` (JSON Schema by parameter) and ``form`` (that of a multipart
-    body). ``prompt_field``: where a request has what the model reads. ``needs_admin``: only the
-    admin key will do. ``generates``: its calls count as requests, for RPM and goodput.
-    ``in_batches``: lines of a batch may ask for it. ``is_probe``: monitors ask
-    it all the time, so that only what goes wrong with it is logged. ``is_counted``: it counts as
-    one of the key's requests a minute, as what takes a place among those in progress does.
-    ``is_continued``: its streams can go on in another server.
-    ``of_model``: it is about one model, which of several is loaded for it.
+    Attributes:
+        method: of HTTP.
+        path: with parameters in braces.
+        handler: takes the `Call`, and the decoded body where there is a ``request`` schema, or the
+            ASGI ``receive`` where ``reads_raw``.
+        summary: a line for ``/openapi.json``.
+        request: schema of the body.
+        answer: schema of the reply, for ``/openapi.json``.
+        family: whose form errors have.
+        reads_raw: the handler reads the body itself.
+        needs_admin: only the admin key will do.
+        prompt_field: where a request has what the model reads.
+        generates: its calls count as requests, for RPM and goodput.
+        in_batches: lines of a batch may ask for it.
+        is_probe: monitors ask it all the time, so that only what goes wrong with it is logged.
+        is_counted: it counts as one of the key's requests a minute, as what takes a place among
+            those in progress does.
+        is_continued: its streams can go on in another server.
+        of_model: it is about one model, which of several is loaded for it.
+        query: JSON Schema by parameter, for ``/openapi.json``.
+        form: JSON Schema of a multipart body, for ``/openapi.json``.
     """
 
     method: str
