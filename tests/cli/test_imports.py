@@ -8,7 +8,8 @@ import pytest
 from ridgeline.core.extras import install_command
 
 HEAVY = ("torch", "numpy", "rich", "jinja2", "yaml", "tokenizers", "huggingface_hub", "uvicorn",
-         "ridgeline.models.mixtral", "ridgeline.quant.awq")  # fmt: skip
+         "llguidance", "importlib.metadata", "ridgeline.models.mixtral", "ridgeline.quant.awq",
+         "ridgeline.decoding.drafters", "ridgeline.executors.distributed")  # fmt: skip
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None;"  # as if it were not installed
 
 

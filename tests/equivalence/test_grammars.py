@@ -10,7 +10,7 @@ from tests.equivalence.conftest import DRAFTERS
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import FinishReason
-from ridgeline.decoding.grammars import GrammarConstraint
+from ridgeline.decoding.grammars.constraint import GrammarConstraint
 
 FIXED_KEYS = {
     "type": "object",

@@ -7,8 +7,8 @@ from typing import Any
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.host import usable_cores
-from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.executors.distributed.links import Link, link_of
+from ridgeline.core.parallel_layout import Link, ParallelLayout
+from ridgeline.executors.distributed.links import link_of
 from ridgeline.executors.distributed.messages import Begin, LinksMeasured, Report
 from ridgeline.executors.distributed.ranks import Ranks
 

@@ -26,6 +26,7 @@ from ridgeline.cli.options import (
     token_ids,
 )
 from ridgeline.core.errors import InvalidRequestError, NoTokenError
+from ridgeline.core.garbage import no_collection
 from ridgeline.core.request import CompletionOutput, FinishReason, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 
@@ -74,9 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     beams = _beam_params(arguments)
     prompt = arguments.prompt_ids or read_prompt(arguments)
     text = prompt if isinstance(prompt, str) else ""
-    from ridgeline.engine.llm import LLM  # torch takes a second: not for --help
+    with no_collection(), loading_bar() as progress:
+        from ridgeline.engine.llm import LLM  # torch takes a second: not for --help
 
-    with loading_bar() as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
         if isinstance(prompt, str) and llm.tokenizer is None:

@@ -3,9 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
-
 from ridgeline.cli.display import output_console
 from ridgeline.core.request import RequestOutput
 from ridgeline.core.result import TokenLogprobs
@@ -25,6 +22,9 @@ def print_logprobs(output: RequestOutput, tokenizer: Tokenizer | None) -> None:
 def _print(
     title: str, entries: Sequence[TokenLogprobs | None], tokenizer: Tokenizer | None
 ) -> None:
+    from rich.table import Table  # only where there is one to show
+    from rich.text import Text
+
     table = Table(title=title, title_justify="left")
     table.add_column("token", no_wrap=True)
     for name in ("logprob", "probability", "rank"):

@@ -1,7 +1,6 @@
 """Parsing, and the one place where errors become a sentence and an exit code."""
 
 import argparse
-import gc
 import io
 import logging
 import os
@@ -16,6 +15,7 @@ from ridgeline.cli.examples import EXAMPLES
 from ridgeline.cli.options import Parser
 from ridgeline.cli.other_programs import BENCH_COMMANDS
 from ridgeline.core.errors import MissingDependencyError, RidgelineError
+from ridgeline.core.garbage import no_collection
 
 # The module that has the options and runs each command (or several, then with the function that
 # adds them), and a line of --help, which shows them in these groups.
@@ -96,13 +96,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 (model, machine), 2 (the caller's mistake)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale without UTF-8: "?" for what it lacks
-    parser = build_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["bench"] and words[1:2]:
         if words[1] in BENCH_COMMANDS and not os.path.exists(words[1]):
-            parser.error(f"there is no command bench {words[1]}: {BENCH_COMMANDS[words[1]]}")
+            meant = BENCH_COMMANDS[words[1]]
+            build_parser().error(f"there is no command bench {words[1]}: {meant}")
         if words[1] in _BENCHES:
             words[:2] = [f"bench-{words[1]}"]
+    parser = build_parser(*words[:1])
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         arguments = _parsed(parser, words)
@@ -135,32 +136,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """What the words mean, for which the command's modules are imported.
-
-    What they make stays: no collection looks at it meanwhile, and then it is of the oldest
-    generation.
-    """
-    gc.disable()
-    try:
+    """What the words mean, for which the command's modules are imported."""
+    with no_collection():
         arguments = parser.parse_args(words)
         apply_environment(arguments)
         apply_config_file(arguments)
         return arguments
-    finally:
-        gc.freeze()
-        gc.unfreeze()
-        gc.enable()
 
 
-def build_parser() -> Parser:
-    """The parser of the whole command line."""
+def build_parser(word: str = "") -> Parser:
+    """The parser of the whole command line, or of the command that is its first word."""
     parser = Parser(prog="ridgeline", description="LLM inference that knows its bound.")
     parser.formatter_class = _Grouped
     parser.add_argument("--version", action="version", version=ridgeline.__version__)
     commands = parser.add_subparsers(
         required=True, title="commands", metavar="COMMAND", parser_class=Parser
     )
-    for name, (module, text) in COMMANDS.items():
+    for name in [word] if word in COMMANDS else COMMANDS:
+        module, text = COMMANDS[name]
         prog = f"ridgeline {name.replace('bench-', 'bench ')}"
         lines = EXAMPLES.get(name)
         epilog = "\n  ".join(("examples:", *lines)) if lines else None

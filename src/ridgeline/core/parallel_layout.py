@@ -1,4 +1,4 @@
-"""How one model is spread over ranks."""
+"""How one model is spread over ranks, and what joins them."""
 
 from dataclasses import dataclass
 
@@ -53,6 +53,18 @@ class ParallelLayout:
         if self.pipeline == 1:
             return None
         return self.stage_borders[stage], self.stage_borders[stage + 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The least that an exchange between ranks takes, in seconds, and what a rank sends beyond that
+    in a second.
+
+    ``seconds`` = ``latency_s`` + bytes sent to others / ``bytes_per_s``.
+    """
+
+    latency_s: float
+    bytes_per_s: float
 
 
 def borders(size: int, num_parts: int, unit: int = 1) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from ridgeline.core.cache_groups import KVGroup, StateGroup
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.ops import Op
+from ridgeline.core.parallel_layout import Link, ParallelLayout
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult, TokenLogprobs
 from ridgeline.core.spec import ModelSpec
@@ -95,6 +97,19 @@ class Executor(Protocol):
         """Tokens that the target's routers, by their weight, have sent to each of their experts so
         far, ``[experts]``; empty where that is not counted. May be called from any thread."""
         return {}
+
+    def layout_for(self, role: ModelRole = ModelRole.TARGET) -> ParallelLayout:
+        """How a model is spread over processes."""
+        return ParallelLayout()
+
+    def exchanges(self, role: ModelRole = ModelRole.TARGET) -> tuple[Op, ...]:
+        """What those processes exchange in a pass of a model."""
+        return ()
+
+    @property
+    def link(self) -> Link | None:
+        """What an exchange takes; ``None`` where there are none."""
+        return None
 
     def kv_budget_bytes(self, max_num_batched_tokens: int) -> int | None:
         """What a device has for KV beside weights and steps of that size; ``None``: it is the

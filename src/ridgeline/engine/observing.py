@@ -11,11 +11,9 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.core.expert_load import ExpertLoad, expert_load
 from ridgeline.core.ops import MoE, Op
-from ridgeline.core.parallel_layout import ParallelLayout, borders
+from ridgeline.core.parallel_layout import Link, ParallelLayout, borders
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
-from ridgeline.executors.distributed.executor import DistributedExecutor
-from ridgeline.executors.distributed.links import Link
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.library import native_level
@@ -60,8 +58,8 @@ def make_observer(
     if calibration is not None and (elsewhere := measured_elsewhere(calibration, native_level())):
         _log.warning("%s", elsewhere)
         calibration = None
-    if calibration is not None and isinstance(executor, DistributedExecutor):
-        calibration = with_link(calibration, executor.link)
+    if calibration is not None and (link := executor.link) is not None:
+        calibration = with_link(calibration, link)
     if config.weights_memory_bytes is not None:
         calibration = None  # its steps do not wait for a disk, and are not to be corrected by those
     _log.info("Steps are priced by a model that is %s.", describe(calibration))
@@ -74,17 +72,16 @@ def make_observer(
 
 def load_of_experts(executor: Executor) -> ExpertLoad | None:
     """How an executor's tokens were spread over experts, and over the ranks that share them."""
-    num_ranks = executor.layout.stage_ranks if isinstance(executor, DistributedExecutor) else 1
-    return expert_load(executor.expert_tokens(), num_ranks)
+    return expert_load(executor.expert_tokens(), executor.layout_for().stage_ranks)
 
 
 def with_exchanges(model: ExecutorModel, executor: Executor, role: ModelRole) -> ExecutorModel:
     """Ranks of one machine share its memory and its processors: together they are one process that
     has to exchange, too. What each expert- or context-parallel rank has whole is computed by all of
     them."""
-    if not isinstance(executor, DistributedExecutor):
-        return model
     layout = executor.layout_for(role)
+    if layout.num_ranks == 1:
+        return model
     times = layout.stage_ranks // layout.tensor
     ops: list[Op] = []
     for op in model.ops:

@@ -1,14 +1,14 @@
 """From settings to drafters and a draft model."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import ConstraintFactory, Executor, StepPrice
 from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION
-from ridgeline.decoding.drafters import make_drafter
-from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.decoding.grammars import GrammarCompiler
 from ridgeline.engine.draft_head import load_draft_head, names_head
 from ridgeline.engine.loading import LoadedModel, Progress, load_model
 from ridgeline.executors.model import ExecutorModel
@@ -22,6 +22,9 @@ from ridgeline.scheduler import (
 )
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
 from ridgeline.weights import EMBEDDED, Adapter, embedded_draft_folder
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 
 def load_draft(
@@ -95,9 +98,13 @@ def make_grammars(target: LoadedModel) -> GrammarCompiler | None:
         return None
     texts = ((tokenizer.id_to_token(index), index) for index in sorted(tokenizer.special_ids))
     special = {text: index for text, index in texts if text is not None}
-    return GrammarCompiler(
-        lambda: grammar_vocabulary(tokenizer, target.model.spec.vocab_size), special
-    )
+
+    def vocabulary() -> "LLTokenizer":
+        from ridgeline.decoding.grammars.vocabulary import grammar_vocabulary  # llguidance
+
+        return grammar_vocabulary(tokenizer, target.model.spec.vocab_size)
+
+    return GrammarCompiler(vocabulary, special)
 
 
 def sharing_passes(draft: ExecutorModel | None) -> DraftPasses | None:
@@ -132,14 +139,19 @@ def make_speculation(
                 kv_ttl_s=config.kv_ttl_s,
             )
         )
-    return Speculation(
-        drafter=make_drafter(
+    drafter = None
+    if config.speculation != "off":
+        from ridgeline.decoding.drafters import make_drafter  # all of them
+
+        drafter = make_drafter(
             config.speculation,
             price,
             max_tokens=config.num_speculative_tokens,
             has_model=draft_model is not None,
             is_tree=config.draft_shape == "tree",
-        ),
+        )
+    return Speculation(
+        drafter=drafter,
         max_tokens=config.num_speculative_tokens,
         draft_model=draft_model,
         constraints=constraints,

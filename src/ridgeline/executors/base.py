@@ -6,9 +6,8 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from ridgeline.core.arrays import Array
-from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import BlockCopy, ModelRole, Pass, Segment
-from ridgeline.core.protocols import KVLayout
+from ridgeline.core.protocols import Executor, KVLayout
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.growing import GrowingTree
@@ -38,7 +37,7 @@ Pool = TypeVar("Pool", bound=KVPool)
 Result = TypeVar("Result")
 
 
-class PoolExecutor(StepRunner, Generic[Pool]):
+class PoolExecutor(StepRunner, Executor, Generic[Pool]):
     """What `ridgeline.core.protocols.Executor` says of specs and KV; from rows to results.
 
     ``pools`` is filled by the subclass. Blocks are exported and imported on the thread that runs
@@ -60,10 +59,14 @@ class PoolExecutor(StepRunner, Generic[Pool]):
         self._pipe = pipe
         if pipe is not None and not pipe.is_last:
             self.awaited = AwaitedPasses(pipe, self._record)
-        self.kernels = kernels
+        self._kernels_name = kernels
         self.pools: dict[ModelRole, Pool] = {}
         self._specs = dict(specs)
         self.shares = shares
+
+    @property
+    def kernels(self) -> str:
+        return self._kernels_name
 
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
         return self._specs[role]
@@ -92,19 +95,6 @@ class PoolExecutor(StepRunner, Generic[Pool]):
             return call()
 
         return self.thread.submit(settled).result()
-
-    def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
-        return {}
-
-    @property
-    def cpu_s(self) -> float:
-        return 0.0
-
-    def expert_tokens(self) -> Mapping[str, Array]:
-        return {}
-
-    def kv_budget_bytes(self, max_num_batched_tokens: int) -> int | None:
-        return None
 
     @abstractmethod
     def move_kv(

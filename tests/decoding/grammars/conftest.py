@@ -3,7 +3,8 @@ import random
 import numpy as np
 import pytest
 
-from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.decoding.grammars import GrammarCompiler
+from ridgeline.decoding.grammars.vocabulary import grammar_vocabulary
 from ridgeline.text import Tokenizer
 from ridgeline.weights import locate_model
 

@@ -10,10 +10,11 @@ from tests.decoding.grammars.conftest import allowed, random_walk
 
 from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.structured_outputs import StructuredOutputs, TextFormat
-from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.decoding.grammars import GrammarCompiler
 from ridgeline.decoding.grammars import compiled as compiled_module
 from ridgeline.decoding.grammars import compiler as compiler_module
 from ridgeline.decoding.grammars.checker import GrammarChecker
+from ridgeline.decoding.grammars.vocabulary import grammar_vocabulary
 
 SCHEMA = {
     "type": "object",

@@ -11,7 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.structured_outputs import StructuredOutputs
-from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.decoding.grammars import GrammarCompiler
+from ridgeline.decoding.grammars.vocabulary import grammar_vocabulary
 from ridgeline.text import Tokenizer
 from ridgeline.text.output import ToolArguments, ToolCall, call_parts, output_parser
 

@@ -7,7 +7,8 @@ from tests.decoding.grammars.conftest import random_walk
 from tests.text.tokenizer_kinds import write_folder
 
 from ridgeline.core.structured_outputs import StructuredOutputs
-from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.decoding.grammars import GrammarCompiler
+from ridgeline.decoding.grammars.vocabulary import grammar_vocabulary
 from ridgeline.text import IncrementalDetokenizer, Tokenizer
 
 CHOICES = [

@@ -15,8 +15,8 @@ from ridgeline.decoding.drafters.suffix import SuffixDrafter
 
 def make_drafter(
     name: str, price: StepPrice, *, max_tokens: int, has_model: bool, is_tree: bool = False
-) -> Drafter | None:
-    """The drafter of that name; ``None`` for off. ``has_model``: whether there is a draft model;
+) -> Drafter:
+    """The drafter of that name. ``has_model``: whether there is a draft model;
     ``is_tree``: whether it proposes trees.
 
     An installed drafter is a class of the group ``ridgeline.drafters``, or what makes one. It
@@ -26,8 +26,6 @@ def make_drafter(
         SettingsError: there is none of that name, or it is not ours to shape.
     """
     match name:
-        case "off":
-            return None
         case "ngram":
             return NgramDrafter(is_tree=is_tree)
         case "suffix":

@@ -17,7 +17,6 @@ from typing import BinaryIO
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 TRIED_TOKENS = 8
-FIRST_SPECIAL = 257  # id of the first special token, after the bytes and the end
 
 
 class Bytes:

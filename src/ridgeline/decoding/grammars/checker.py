@@ -4,11 +4,11 @@ import json
 import queue
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from time import monotonic
 
 from ridgeline.core.child_process import ChildProcess
 from ridgeline.core.errors import OverloadedError
-from ridgeline.decoding.grammars import check_worker
 
 NUM_PROCESSES = 2
 CPU_SECONDS = 0.8
@@ -17,7 +17,9 @@ MEMORY_BYTES = 2 << 30
 MAX_GRAMMAR_BYTES = 64 << 20
 BYTES_PER_CHAR = 32  # of a grammar's source, where the C library does not say what it takes
 TOO_MUCH = "it takes too much time or memory"
-_ARGUMENTS = ("-I", check_worker.__file__, str(MEMORY_BYTES), str(CPU_SECONDS))
+_FIRST_SPECIAL = 257  # id of the first special token of `check_worker.Bytes`
+_WORKER = Path(__file__).with_name("check_worker.py")  # not imported: llguidance takes its time
+_ARGUMENTS = ("-I", str(_WORKER), str(MEMORY_BYTES), str(CPU_SECONDS))
 
 
 class GrammarChecker:
@@ -30,7 +32,7 @@ class GrammarChecker:
     def __init__(self, special: Sequence[str], limits: Mapping[str, int]) -> None:
         self._fixed = {"special": list(special), "limits": dict(limits)}
         self.special: Mapping[str, int] = {
-            text: check_worker.FIRST_SPECIAL + index for index, text in enumerate(special)
+            text: _FIRST_SPECIAL + index for index, text in enumerate(special)
         }
         self._idle: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
         for _ in range(NUM_PROCESSES):

@@ -6,16 +6,17 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from typing import TYPE_CHECKING
 
 from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.protocols import ConstraintFactory, Grammar
 from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
 from ridgeline.decoding.grammars.checker import CPU_SECONDS, GrammarChecker
-from ridgeline.decoding.grammars.compiled import CompiledGrammar
-from ridgeline.decoding.grammars.schema_document import OPTION
-from ridgeline.decoding.grammars.sources import grammar_source
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from ridgeline.decoding.grammars.compiled import CompiledGrammar
 
 _Key = tuple[str, StructuredOutputs]  # a tenant, and what it wants
 MAX_GRAMMARS = 128
@@ -43,7 +44,7 @@ class GrammarCompiler(ConstraintFactory):
     """
 
     def __init__(
-        self, vocabulary: Callable[[], LLTokenizer], special: Mapping[str, int] | None = None
+        self, vocabulary: "Callable[[], LLTokenizer]", special: Mapping[str, int] | None = None
     ) -> None:
         self._make_vocabulary = vocabulary
         self._special = dict(special or {})
@@ -112,13 +113,21 @@ class GrammarCompiler(ConstraintFactory):
                 retry_after_s=CPU_SECONDS,
             )
 
-    def _forget(self, key: _Key, future: Future[CompiledGrammar]) -> None:
+    def _forget(self, key: _Key, future: "Future[CompiledGrammar]") -> None:
         with self._lock:
             if self._compiled.get(key) is future:
                 del self._compiled[key]
 
-    def _compile(self, wanted: StructuredOutputs) -> CompiledGrammar:
-        """Most of the time the GIL is not held."""
+    def _compile(self, wanted: StructuredOutputs) -> "CompiledGrammar":
+        """Most of the time the GIL is not held.
+
+        What is imported is so with the first grammar, which most runs never have.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        from ridgeline.decoding.grammars.compiled import CompiledGrammar
+        from ridgeline.decoding.grammars.sources import grammar_source
+
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._make_vocabulary()
@@ -145,11 +154,11 @@ class GrammarCompiler(ConstraintFactory):
         return compiled
 
 
-def _is_there(grammar: Future[CompiledGrammar]) -> bool:
+def _is_there(grammar: "Future[CompiledGrammar]") -> bool:
     return grammar.done() and grammar.exception() is None
 
 
-def _is_worn(grammar: Future[CompiledGrammar]) -> bool:
+def _is_worn(grammar: "Future[CompiledGrammar]") -> bool:
     return _is_there(grammar) and grammar.result().is_worn
 
 
@@ -169,6 +178,8 @@ def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidRequestError:
     causes = [line.removeprefix("error:") for line in more if line.startswith("error:")]
     said = said[:MAX_MESSAGE_CHARS] + "".join(causes)[:MAX_MESSAGE_CHARS]
     if said.startswith("Unimplemented keys"):
+        from ridgeline.decoding.grammars.schema_document import OPTION
+
         said = f"{said} cannot be enforced; {OPTION}"
     if said == "NoExtensionBias":  # why llguidance stops where no token may follow
         said = "no text matches it."

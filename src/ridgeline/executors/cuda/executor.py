@@ -168,7 +168,7 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
             num_slots=self._num_slots, longest=max(self._longest(each) for each in self.pools)
         )
         if model.attention.taken:  # KV of other kernels is another
-            self.kernels += f"/{role} attention by {model.attention.taken}"
+            self._kernels_name += f"/{role} attention by {model.attention.taken}"
 
     def _warm_up(self) -> None:
         self._on_device()

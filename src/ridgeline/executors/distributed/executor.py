@@ -16,13 +16,13 @@ from ridgeline.core.errors import EngineError, RidgelineError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.host import usable_cores
 from ridgeline.core.ops import ContextOp, GatherOp, Op, SendHidden
-from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.parallel_layout import Link, ParallelLayout
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Executor, KVLayout
 from ridgeline.core.result import StepResult
 from ridgeline.core.settings.parallel import WITHOUT_RAY
 from ridgeline.core.spec import ModelSpec
-from ridgeline.executors.distributed.links import SIZES, Link, link_of
+from ridgeline.executors.distributed.links import SIZES, link_of
 from ridgeline.executors.distributed.machines import check_machines, threads_of
 from ridgeline.executors.distributed.messages import (
     AbortStep,
@@ -162,7 +162,7 @@ class DistributedExecutor(Executor):
             if isinstance(op, GatherOp | ContextOp | SendHidden)
         )
 
-    def layout_for(self, role: ModelRole) -> ParallelLayout:
+    def layout_for(self, role: ModelRole = ModelRole.TARGET) -> ParallelLayout:
         """How a model is spread (`stages.layout_of_draft` of a draft model)."""
         return self.layout if role is ModelRole.TARGET else layout_of_draft(self.layout)
 

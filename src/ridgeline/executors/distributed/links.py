@@ -2,26 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ridgeline.core.parallel_layout import Link
 from ridgeline.kernels.cpu.group import RankGroup
 
 SIZES = (4 * 1024, 1 << 20)  # bytes of a rank's part, of which the two figures are made
 _SPENT_S = 0.02  # for each size
 _FEWEST, _MOST = 5, 200  # exchanges
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """The least that an exchange takes, in seconds, and what a rank sends beyond that in a second.
-
-    ``seconds`` = ``latency_s`` + bytes sent to others / ``bytes_per_s``.
-    """
-
-    latency_s: float
-    bytes_per_s: float
 
 
 def exchange_seconds(group: RankGroup, part_bytes: int) -> float:
