@@ -88,6 +88,16 @@ def tools():
     with client.chat.completions.stream(**settings, tool_choice="required") as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.tool_calls[0].function.name == "set_flag"
+    other = {"type": "function", "function": {"name": "other", "parameters": SCHEMA}}
+    for mode in ("auto", "required"):
+        some = {"mode": mode, "tools": [{"type": "function", "function": {"name": "other"}}]}
+        allowed = client.chat.completions.create(
+            model=MODEL, messages=HI, tools=[TOOL, other], max_tokens=100,
+            tool_choice={"type": "allowed_tools", "allowed_tools": some},
+        )  # fmt: skip
+        calls = allowed.choices[0].message.tool_calls or []
+        assert len(calls) >= (mode == "required")
+        assert all(each.function.name == "other" for each in calls)
     result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
     history = [*HI, answer.choices[0].message, result]
     assert client.chat.completions.create(model=MODEL, messages=history, max_tokens=4).choices
@@ -117,6 +127,14 @@ def responses():
         model=MODEL, input="Hello", tools=[tool], tool_choice="required"
     )
     assert called.output[0].type == "function_call"
+    some = {"type": "allowed_tools", "mode": "required",
+            "tools": [{"type": "function", "name": "set_flag"}]}  # fmt: skip
+    other = {**tool, "name": "other"}
+    chosen = client.responses.create(
+        model=MODEL, input="Hello", tools=[other, tool], tool_choice=some
+    )
+    assert chosen.output[0].name == "set_flag"
+    assert chosen.tool_choice.type == "allowed_tools"
     try:
         client.responses.create(model=MODEL, input="Hello", previous_response_id="resp_1")
     except BadRequestError as error:

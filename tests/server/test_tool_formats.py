@@ -21,6 +21,17 @@ BODY = {
     "messages": [{"role": "user", "content": "the cat"}],
     "tools": [{"type": "function", "function": {"name": "f", "parameters": TOOL}}],
 }
+FUNCTIONS = [{"name": name, "parameters": {"type": "object"}} for name in "fg"]
+TWO = {
+    "/v1/chat/completions": {
+        "messages": BODY["messages"],
+        "tools": [{"type": "function", "function": each} for each in FUNCTIONS],
+    },
+    "/v1/responses": {
+        "input": "the cat",
+        "tools": [{"type": "function", **each} for each in FUNCTIONS],
+    },
+}
 CODER_CALL = (
     "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=text>\n5\n</parameter>\n"
     "</function>\n</tool_call>"
@@ -116,3 +127,45 @@ def test_arguments_of_a_call_that_must_be_made_are_an_object(model, http, templa
     function = {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}
     answer(http, tools=[{"type": "function", "function": function}], tool_choice="required")
     assert '{"type": "object", "properties": {"n": ' in asked[0].params.structured_outputs.source
+
+
+def allowing(path, mode, name):
+    """A request with two tools of which one may be called, as OpenAI's interfaces say so."""
+    if path == "/v1/responses":
+        some = {"mode": mode, "tools": [{"type": "function", "name": name}]}
+        return {**TWO[path], "tool_choice": {"type": "allowed_tools", **some}}
+    some = {"mode": mode, "tools": [{"type": "function", "function": {"name": name}}]}
+    return {**TWO[path], "tool_choice": {"type": "allowed_tools", "allowed_tools": some}}
+
+
+@pytest.mark.parametrize("path", TWO)
+@pytest.mark.parametrize("name", ["f", "g"])
+def test_the_model_is_told_of_the_tools_that_it_may_call(model, http, served, path, name):
+    asked = model(MESSAGES, HERMES_CALL)
+    response = http.post(path, json=allowing(path, "auto", name))
+    assert response.status_code == 200, response.text
+    prompt = served.server.tokenizer.decode(asked[0].prompt)
+    assert [f'"name": "{each}"' in prompt for each in "fg"] == [name == "f", name == "g"]
+    assert ("<tool_call>" in response.text) == (name == "g")  # which is not what is called
+
+
+@pytest.mark.parametrize("path", TWO)
+@pytest.mark.parametrize("name", ["f", "g"])
+def test_one_of_the_allowed_tools_is_called_where_one_must_be(http, path, name):
+    got = http.post(path, json=allowing(path, "required", name)).json()
+    any_tool = http.post(path, json=TWO[path] | {"tool_choice": "required"}).json()
+    if path == "/v1/responses":
+        assert [item["name"] for item in got["output"]] == [name]
+        assert got["usage"]["input_tokens"] == any_tool["usage"]["input_tokens"]
+    else:
+        (call,) = got["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == name
+        assert got["usage"]["prompt_tokens"] == any_tool["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("path", TWO)
+def test_allowed_tools_are_some_of_the_tools(http, path):
+    response = http.post(path, json=allowing(path, "auto", "h"))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tool_choice"
+    assert "not in tools" in response.json()["error"]["message"]

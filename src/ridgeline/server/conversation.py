@@ -45,14 +45,14 @@ class ToolSpec:
 class ChatInput:
     """What is asked of the model.
 
-    ``messages`` are template inputs. ``forced``: the tool that must be called; ``choice`` is then
-    ``required``. ``parallel_calls``: whether an answer may hold more than one call.
+    ``messages`` are template inputs. ``allowed``: names of the tools that may be called,
+    ``None`` for all. ``parallel_calls``: whether an answer may hold more than one call.
     """
 
     messages: list[dict[str, Any]]
     tools: tuple[ToolSpec, ...] = ()
     choice: Choice = "auto"
-    forced: str | None = None
+    allowed: tuple[str, ...] | None = None
     parallel_calls: bool = True
     documents: list[dict[str, Any]] | None = None
     variables: dict[str, Any] = field(default_factory=dict)
@@ -67,15 +67,22 @@ class ChatInput:
             kind = tool.arguments_schema["type"]
             if "object" not in (kind if isinstance(kind, list) else [kind]):
                 raise bad_request(f"The arguments of {tool.name!r} must be an object.", "tools")
-        if self.forced is not None and self.forced not in names:
+        if not set(self.allowed or ()) <= set(names):
             raise bad_request("tool_choice names a tool that is not in tools.", "tool_choice")
         if self.choice == "required" and not names:
             raise bad_request("tool_choice needs tools.", "tool_choice")
 
     @property
     def offered_tools(self) -> tuple[ToolSpec, ...]:
-        """The tools that the model is told of."""
-        return () if self.choice == "none" else self.tools
+        """The tools that the model is told of: where a grammar says which it calls, all of them, so
+        that the beginning of the prompt stays in the cache whichever are allowed."""
+        match self.choice:
+            case "none":
+                return ()
+            case "auto":
+                return self.callable
+            case "required":
+                return self.tools
 
     @property
     def continued_text(self) -> str:
@@ -84,8 +91,9 @@ class ChatInput:
 
     @property
     def callable(self) -> tuple[ToolSpec, ...]:
-        """The tools of which one must be called, if one must be."""
-        return tuple(tool for tool in self.tools if self.forced in (None, tool.name))
+        """The tools that may be called."""
+        allowed = self.allowed
+        return tuple(tool for tool in self.tools if allowed is None or tool.name in allowed)
 
     def call_schema(self) -> dict[str, Any] | None:
         """JSON Schema of the call that must be made, ``None`` where the model may choose."""

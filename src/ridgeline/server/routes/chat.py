@@ -14,13 +14,14 @@ from ridgeline.server.answers import (
 from ridgeline.server.beams import beam_params
 from ridgeline.server.context import Call
 from ridgeline.server.continuation import PriorChunk
-from ridgeline.server.conversation import ChatInput, ToolSpec, call_input
+from ridgeline.server.conversation import ChatInput, Choice, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import stream_identity, usage_of
 from ridgeline.server.logprobs import chat_logprobs, prompt_logprobs
 from ridgeline.server.replies import DONE, EventStream, Reply, event
 from ridgeline.server.sampling import check_stream_options, limit_name, max_tokens_of
 from ridgeline.server.schemas.chat import (
+    AllowedToolsChoice,
     AnswerMessage,
     CalledFunction,
     ChatChoice,
@@ -77,8 +78,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
 
 def conversation_of(request: ChatRequest) -> ChatInput:
     """The request's messages and tools as templates take them."""
-    choice = request.tool_choice or "auto"
-    forced = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    choice, allowed = _tool_choice(request)
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         effort = request.reasoning_effort
@@ -88,14 +88,25 @@ def conversation_of(request: ChatRequest) -> ChatInput:
     return ChatInput(
         messages=[message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)],
         tools=tool_specs(request.tools),
-        choice="required" if isinstance(choice, NamedToolChoice) else choice,
-        forced=forced,
+        choice=choice,
+        allowed=allowed,
         parallel_calls=request.parallel_tool_calls is not False,
         documents=request.documents,
         variables=variables,
         add_generation_prompt=not continues if add_prompt is None else add_prompt,
         continue_final_message=continues,
     )
+
+
+def _tool_choice(request: ChatRequest) -> tuple[Choice, tuple[str, ...] | None]:
+    """What must be called, and which tools may be; ``None`` is all."""
+    match request.tool_choice:
+        case NamedToolChoice(function=function):
+            return "required", (function.name,)
+        case AllowedToolsChoice(allowed_tools=some):
+            return some.mode, tuple(tool.function.name for tool in some.tools)
+        case choice:
+            return choice or "auto", None
 
 
 def tool_specs(tools: list[Tool] | None) -> tuple[ToolSpec, ...]:

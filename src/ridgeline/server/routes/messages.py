@@ -100,6 +100,7 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
     choice = request.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise bad_request("tool_choice of type tool needs a name.", "tool_choice.name")
+    forced = choice.name if choice is not None and choice.type == "tool" else None
     thinks = request.thinking is not None and request.thinking.type != "disabled"
     variables: dict[str, Any] = {"enable_thinking": thinks}
     if request.output_config is not None and request.output_config.effort is not None:
@@ -111,7 +112,7 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
             for tool in request.tools or ()
         ),
         choice="auto" if choice is None else _CHOICES[choice.type],
-        forced=choice.name if choice is not None and choice.type == "tool" else None,
+        allowed=None if forced is None else (forced,),
         parallel_calls=choice is None or not choice.disable_parallel_tool_use,
         variables=variables,
         # A last turn of the assistant's is the beginning of the answer.

@@ -17,7 +17,7 @@ from ridgeline.server.answers import (
     prompt_of,
 )
 from ridgeline.server.context import Call
-from ridgeline.server.conversation import ChatInput, ToolSpec, call_input
+from ridgeline.server.conversation import ChatInput, Choice, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import usage_of
 from ridgeline.server.ids import new_id
@@ -31,6 +31,7 @@ from ridgeline.server.routes.paging import page_limit, page_of
 from ridgeline.server.schemas.chat import ChosenLogprob
 from ridgeline.server.schemas.responses import (
     InputItem,
+    ResponsesAllowedTools,
     ResponsesRequest,
     ResponsesTool,
     ResponsesToolChoice,
@@ -155,7 +156,7 @@ def _conversation(request: ResponsesRequest, earlier: list[dict[str, Any]]) -> C
     else:
         for index, item in enumerate(request.input):
             _add_item(messages, item, f"input[{index}]")
-    choice = request.tool_choice or "auto"
+    choice, allowed = _tool_choice(request)
     effort = request.reasoning.effort if request.reasoning else None
     variables: dict[str, Any] = {}
     if effort is not None:
@@ -166,11 +167,22 @@ def _conversation(request: ResponsesRequest, earlier: list[dict[str, Any]]) -> C
             ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
             for tool in request.tools or ()
         ),
-        choice="required" if isinstance(choice, ResponsesToolChoice) else choice,
-        forced=choice.name if isinstance(choice, ResponsesToolChoice) else None,
+        choice=choice,
+        allowed=allowed,
         parallel_calls=request.parallel_tool_calls is not False,
         variables=variables,
     )
+
+
+def _tool_choice(request: ResponsesRequest) -> tuple[Choice, tuple[str, ...] | None]:
+    """What must be called, and which tools may be; ``None`` is all."""
+    match request.tool_choice:
+        case ResponsesToolChoice(name=name):
+            return "required", (name,)
+        case ResponsesAllowedTools(mode=mode, tools=tools):
+            return mode, tuple(tool.name for tool in tools)
+        case choice:
+            return choice or "auto", None
 
 
 def _add_item(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:

@@ -94,11 +94,30 @@ class NamedFunction(Struct, forbid_unknown_fields=True, kw_only=True):
     name: Name
 
 
-class NamedToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+class NamedToolChoice(
+    Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"
+):
     """The function that must be called."""
 
-    type: Literal["function"]
     function: NamedFunction
+
+
+class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The functions that may be called, or of which one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(
+    Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="allowed_tools"
+):
+    """Some of the tools."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
 
 
 class ChatRequest(OpenAIGeneration, kw_only=True):
@@ -106,7 +125,7 @@ class ChatRequest(OpenAIGeneration, kw_only=True):
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None

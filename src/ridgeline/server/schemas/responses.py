@@ -43,11 +43,24 @@ class ResponsesTool(Struct, forbid_unknown_fields=True, kw_only=True):
     strict: bool | None = None
 
 
-class ResponsesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesToolChoice(
+    Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="function"
+):
     """The function that must be called."""
 
-    type: Literal["function"]
     name: Name
+
+
+class ResponsesAllowedTools(
+    Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="allowed_tools"
+):
+    """The functions that may be called, or of which one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponsesToolChoice], Meta(min_length=1, max_length=128)]
+
+
+ToolChoice = Literal["none", "auto", "required"] | ResponsesToolChoice | ResponsesAllowedTools
 
 
 class ResponseText(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -91,7 +104,7 @@ class ResponsesRequest(Generation, kw_only=True):
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Count | None = None
     tools: Annotated[list[ResponsesTool], Meta(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
