@@ -24,6 +24,32 @@ def test_a_completion_is_that_of_the_other_interface(http, served):
     assert http.post("/completion", json=ASK | {"prompt": by_ids}).json()["content"]
 
 
+def test_several_prompts_have_an_answer_each(http, events):
+    ids = http.post("/tokenize", json={"content": "a dog sat"}).json()["tokens"]
+    prompts = ["the cat", ids]
+    alone = [http.post("/completion", json=ASK | {"prompt": p}).json() for p in prompts]
+    together = http.post("/completion", json=ASK | {"prompt": prompts}).json()
+    assert [each["index"] for each in together] == [0, 1]
+    for name in ("content", "tokens_predicted", "tokens_evaluated", "stop_type"):
+        assert [each[name] for each in together] == [each[name] for each in alone]
+    assert http.post("/completion", json=ASK | {"prompt": ["the cat"]}).json()["index"] == 0
+    streamed = events("/completion", ASK | {"prompt": prompts})
+    for index, whole in enumerate(alone):
+        *pieces, last = [each for each in streamed if each["index"] == index]
+        assert "".join(piece["content"] for piece in pieces) == whole["content"]
+        assert [each["stop"] for each in (*pieces, last)] == [False] * len(pieces) + [True]
+
+
+def test_outputs_are_cut_one_by_one(http, served, says, monkeypatch):
+    counted = []
+    monkeypatch.setattr(served.server.metrics, "finished", counted.append)
+    says("a\n", "b", "c", "d")
+    body = ASK | {"prompt": ["the cat", "a dog"], "n_indent": 4}
+    together = http.post("/completion", json=body).json()
+    assert [(each["content"], each["stop_type"]) for each in together] == [("a\n", "limit")] * 2
+    assert counted == ["stop", "stop"]
+
+
 def test_an_adapter_is_named_as_what_answered(http, served, says, monkeypatch):
     monkeypatch.setattr(type(served.server.engine), "adapters", ("tuned",))
     says("yes")
@@ -84,7 +110,7 @@ def test_tokens_with_pieces_and_back(http):
             ASK | {"typical_p": 0.5},
             "typical_p: this is not done here, and may only be off, which is 1.",
         ),
-        ("/completion", ASK | {"prompt": ["a", "b"]}, "one text"),
+        ("/completion", ASK | {"prompt": ["a", [0.5]]}, "a list of either"),
         ("/completion", ASK | {"grammar": "x", "json_schema": {}}, "exclude each other"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "cannot fill in the middle"),
         ("/tokenize", {"content": "a", "prompt": "a"}, "give one of them"),

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from ridgeline.server.fim import fim_prompt
 from ridgeline.server.generation import Job, generate, retraction_of
 from ridgeline.server.logprobs import token_text
 from ridgeline.server.replies import EventStream, Reply, event
+from ridgeline.server.response_cache import ReplayedChunk
 from ridgeline.server.routes.chat import message_input
 from ridgeline.server.routes.completions import prepare_completion
 from ridgeline.server.schemas.completions import CompletionRequest
@@ -39,11 +40,8 @@ _LINE_START = re.compile(r"\n([ \t]*)(?=[^ \t])")
 
 
 async def completion(call: Call, request: LlamaCppRequest) -> Reply | EventStream:
-    """Continue a prompt."""
-    prompt = request.prompt
-    if isinstance(prompt, list) and not all(type(token) is int for token in prompt):
-        raise bad_request("prompt must be one text, or its token ids.", "prompt")
-    return await _answer(call, request, prompt)
+    """Continue a prompt, or each of several."""
+    return await _answer(call, request, request.prompt)
 
 
 async def infill(call: Call, request: InfillRequest) -> Reply | EventStream:
@@ -99,7 +97,7 @@ async def apply_template(call: Call, request: ApplyTemplateRequest) -> Reply:
 
 
 async def _answer(
-    call: Call, request: LlamaCppRequest | InfillRequest, prompt: str | list[int]
+    call: Call, request: LlamaCppRequest | InfillRequest, prompt: str | list[Any]
 ) -> Reply | EventStream:
     context = call.server.engine.config.max_model_len
     max_tokens = context if request.n_predict < 0 else max(request.n_predict, 1)
@@ -115,12 +113,39 @@ async def _answer(
         ),
         fits_context=True,
     )
-    run = _Run(call, request, model, job)
+    outputs = [_Output(call, request, model, job, index) for index in range(len(job.prompts))]
     if request.stream:
-        return EventStream(events=run.events())
-    async for _ in run.pieces():
+        return EventStream(events=_events(job, outputs))
+    async for _ in _pieces(job, outputs):
         pass
-    return Reply(body=run.whole())
+    wholes = [output.whole() for output in outputs]
+    return Reply(body=wholes[0] if len(wholes) == 1 else wholes)
+
+
+async def _pieces(
+    job: Job, outputs: Sequence["_Output"]
+) -> AsyncGenerator[tuple["_Output", CompletionChunk], None]:
+    """What the engine writes of each output, up to where the request cuts it."""
+    async with contextlib.aclosing(generate(job)) as chunks:
+        async for index, chunk in chunks:
+            output = outputs[index]
+            if output.is_over:
+                continue
+            piece = output.take(chunk)
+            job.call.is_complete = all(each.is_over for each in outputs)
+            yield output, piece
+            if job.call.is_complete and any(each.is_cut for each in outputs):
+                return
+
+
+async def _events(job: Job, outputs: Sequence["_Output"]) -> AsyncGenerator[bytes, None]:
+    """The pieces, and after the last of an output what is said of it as a whole."""
+    async with contextlib.aclosing(_pieces(job, outputs)) as pieces:
+        async for output, chunk in pieces:
+            if chunk.text or chunk.token_ids:
+                yield event(output.piece(chunk))
+            if output.is_over:
+                yield event(output.whole(in_stream=True))
 
 
 def _biases(call: Call, request: LlamaCppOptions) -> dict[str, float] | None:
@@ -172,44 +197,48 @@ def _at(answer: dict[str, Any], path: str) -> list[Any]:
     return [found]
 
 
-class _Run:
-    """One request on its way."""
+class _Output:
+    """What continues one of the prompts; it ends by itself, or is cut where the request says so."""
 
-    def __init__(self, call: Call, request: LlamaCppOptions, model: str, job: Job) -> None:
+    def __init__(
+        self, call: Call, request: LlamaCppOptions, model: str, job: Job, index: int
+    ) -> None:
         self._call, self._request, self._model, self._job = call, request, model, job
+        self._index = index
+        self._num_prompt_tokens, self._num_cached_tokens = len(job.prompts[index]), 0
         self._texts: list[str] = []
         self._line = ""  # that is not ended, with the line break before it
         self._tokens: list[int] = []
         self._probabilities: list[dict[str, Any]] = []
         self._first_s = 0.0
-        self._is_cut = False
+        self.is_over = self.is_cut = False
         self._last: CompletionChunk | None = None
         self._timings: RequestTimings | None = None
 
-    async def pieces(self) -> AsyncGenerator[CompletionChunk, None]:
-        """What the engine writes, up to where `_kept` cuts it."""
-        async with contextlib.aclosing(generate(self._job)) as chunks:
-            async for _, chunk in chunks:
-                self._first_s = self._first_s or time.monotonic()
-                self._last, self._timings = chunk, chunk.timings or self._timings
-                if self._request.n_predict == 0:
-                    continue
-                text, is_over = self._kept(chunk.text)
-                self._texts.append(text)
-                self._tokens += chunk.token_ids
-                self._probabilities += self._likely(chunk)
-                if is_over and chunk.finish_reason is None:
-                    self._is_cut = self._call.is_complete = True
-                yield msgspec.structs.replace(chunk, text=text)
-                if self._is_cut:
-                    break
-        if self._is_cut:
+    def take(self, chunk: CompletionChunk) -> CompletionChunk:
+        """Keep what is to be written of a chunk, and return that."""
+        self._first_s = self._first_s or time.monotonic()
+        self._last, self._timings = chunk, chunk.timings or self._timings
+        self.is_over = chunk.finish_reason is not None
+        if (report := chunk.prompt) is not None:
+            is_replayed = isinstance(chunk, ReplayedChunk)
+            cached = report.num_tokens if is_replayed else report.num_cached_tokens
+            self._num_cached_tokens = cached
+        if self._request.n_predict == 0:
+            return msgspec.structs.replace(chunk, text="", token_ids=())
+        text, is_enough = self._kept(chunk.text)
+        self._texts.append(text)
+        self._tokens += chunk.token_ids
+        self._probabilities += self._likely(chunk)
+        if is_enough and not self.is_over:
+            self.is_over = self.is_cut = True
             self._timings = RequestTimings(
                 queue_s=0.0,
-                ttft_s=self._call.ttft_s,
+                ttft_s=self._first_s - self._call.arrival_s,
                 tpot_s=None,
                 end_to_end_s=time.monotonic() - self._call.arrival_s,
             )
+        return msgspec.structs.replace(chunk, text=text)
 
     def _kept(self, new: str) -> tuple[str, bool]:
         """What is written of a piece, and whether ``n_indent`` or ``t_max_predict_ms`` end it."""
@@ -222,16 +251,17 @@ class _Run:
         limit_s = (self._request.t_max_predict_ms or 0) / 1e3
         return new, 0 < limit_s < time.monotonic() - self._first_s and "\n" in new
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(self.pieces()) as chunks:
-            async for chunk in chunks:
-                if chunk.text or chunk.token_ids:
-                    piece: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
-                    piece["tokens"] = list(chunk.token_ids)
-                    if chunk.logprobs:
-                        piece["completion_probabilities"] = self._likely(chunk)
-                    yield event(piece | self._counts())
-        yield event(self.whole(in_stream=True))
+    def piece(self, chunk: CompletionChunk) -> dict[str, Any]:
+        """What an event tells of a chunk."""
+        found = {
+            "index": self._index,
+            "content": chunk.text,
+            "tokens": list(chunk.token_ids),
+            "stop": False,
+        }
+        if chunk.logprobs:
+            found["completion_probabilities"] = self._likely(chunk)
+        return found | self._counts()
 
     def whole(self, *, in_stream: bool = False) -> dict[str, Any]:
         """The answer with all that is said of it at its end, or what was asked for of it."""
@@ -247,16 +277,16 @@ class _Run:
         by_word = isinstance(last.stop_reason, str) and not is_filtered
         is_full = str(last.finish_reason) == "length"
         found: dict[str, Any] = {
-            "index": 0,
+            "index": self._index,
             "content": "".join(self._texts),
             "tokens": self._tokens if self._request.return_tokens else [],
             "id_slot": -1,
             "stop": True,
             "model": self._model,
-            "stop_type": "limit" if is_full or self._is_cut else "word" if by_word else "eos",
+            "stop_type": "limit" if is_full or self.is_cut else "word" if by_word else "eos",
             "stopping_word": last.stop_reason if by_word else "",
             "truncated": is_full and not 0 <= wanted <= len(self._tokens),
-            "tokens_cached": self._call.cached_tokens,
+            "tokens_cached": self._num_cached_tokens,
             "timings": self._shown_timings(),
             "generation_settings": {"n_predict": wanted, **_settings(self._job.params)},
         }
@@ -269,7 +299,7 @@ class _Run:
     def _counts(self) -> dict[str, int]:
         return {
             "tokens_predicted": len(self._tokens),
-            "tokens_evaluated": self._call.prompt_tokens,
+            "tokens_evaluated": self._num_prompt_tokens,
         }
 
     def _likely(self, chunk: CompletionChunk) -> list[dict[str, Any]]:
@@ -289,9 +319,9 @@ class _Run:
         if timings is None or timings.ttft_s is None:
             return {}
         prompt_s, decode_s = timings.ttft_s - timings.queue_s, timings.end_to_end_s - timings.ttft_s
-        found: dict[str, float] = {"cache_n": self._call.cached_tokens}
+        found: dict[str, float] = {"cache_n": self._num_cached_tokens}
         for name, count, seconds in (
-            ("prompt", self._call.prompt_tokens - self._call.cached_tokens, prompt_s),
+            ("prompt", self._num_prompt_tokens - self._num_cached_tokens, prompt_s),
             ("predicted", len(self._tokens), decode_s),
         ):
             found[f"{name}_n"] = count

@@ -46,9 +46,9 @@ class LlamaCppOptions(LlamaCppSamplers, kw_only=True):
 
 
 class LlamaCppRequest(LlamaCppOptions, kw_only=True):
-    """``prompt``: a text, or token ids."""
+    """``prompt``: a text, token ids, or several of either, of which each has an answer."""
 
-    prompt: Annotated[str | list[Any], Meta(description="text, or token ids")]
+    prompt: Annotated[str | list[Any], Meta(description="text, token ids, or a list of either")]
 
 
 class ExtraFile(Struct, forbid_unknown_fields=True, kw_only=True):
