@@ -124,6 +124,9 @@ def test_a_server_that_keeps_none_says_so(http):
     answer = http.post("/v1/responses", json={"input": "a", "previous_response_id": "resp_1"})
     assert answer.status_code == 400
     assert "--keep-responses-s" in answer.json()["error"]["message"]
+    absent = http.get("/v1/responses/resp_1")
+    assert absent.status_code == 404
+    assert "--keep-responses-s" in absent.json()["error"]["message"]
 
 
 def pass_a_minute(monkeypatch):

@@ -40,6 +40,35 @@ def test_unknown_fields_are_refused_or_ignored_with_a_warning(served, http, monk
     assert wrong.status_code == 400
 
 
+def test_query_parameters_are_refused_or_ignored_as_fields_are(served, http, monkeypatch):
+    for name in ("limt=3", "limt"):
+        refused = http.get(f"/v1/files?{name}")
+        assert refused.status_code == 400
+        message = refused.json()["error"]["message"]
+        assert message == "limt: this query parameter is not known; did you mean 'limit'?"
+    assert http.post("/v1/chat/completions?stream=true", json=CHAT).status_code == 400
+    set_config(served, monkeypatch, unknown_fields="ignore")
+    taken = http.post("/v1/chat/completions?stream=true", json=CHAT | {"x": 1})
+    assert taken.status_code == 200
+    assert taken.headers["x-ridgeline-warning"] == "ignored fields: stream, x"
+
+
+def test_query_parameters_of_clients_and_probes_are_taken(http):
+    for path in ("/health?probe=1", "/metrics?name=x", "/v1/models?beta=true&limit=1000",
+                 "/v1/models?api-version=2026-01-01", "/v1/files?limit=2&order=asc"):  # fmt: skip
+        assert http.get(path).status_code == 200, path
+    assert http.post("/v1/chat/completions?beta=true", json=CHAT).status_code == 200
+
+
+def test_models_come_in_pages(http):
+    headers = {"anthropic-version": "2023-06-01"}
+    first = http.get("/v1/models", params={"limit": 1}, headers=headers).json()
+    name = first["last_id"]
+    after = http.get("/v1/models", params={"after_id": name}, headers=headers).json()
+    assert [len(first["data"]), first["has_more"]] == [1, len(after["data"]) > 0]
+    assert http.get("/v1/models", params={"after_id": "x"}).status_code == 400
+
+
 def test_a_header_of_ignored_names_is_one_header(served, http, monkeypatch):
     set_config(served, monkeypatch, unknown_fields="ignore")
     answer = http.post("/v1/chat/completions", json=CHAT | {"a\r\nset-cookie: b": 1})

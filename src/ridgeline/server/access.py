@@ -69,12 +69,13 @@ class Access:
 
         try:
             caller = self._admit(scope, headers)
+            query = scope["query_string"].decode("latin-1")
             call = Call(
                 server=self._server,
                 request_id=request_id,
                 caller=caller,
                 path="other",
-                query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
+                query=dict(parse_qsl(query, keep_blank_values=True)),
                 headers=headers,
                 arrival_s=started_s,
             )

@@ -95,7 +95,14 @@ def _probe(path: str, handler: Handler, summary: str) -> Operation:
 
 def _text() -> list[Operation]:
     return [
-        Operation("GET", "/v1/models", plain.list_models, "Models", answer=plain_schemas.ModelList),
+        Operation(
+            "GET",
+            "/v1/models",
+            plain.list_models,
+            "Models",
+            query=plain_schemas.MODELS_QUERY,
+            answer=plain_schemas.ModelList,
+        ),
         Operation(
             "GET",
             "/v1/models/{model:path}",

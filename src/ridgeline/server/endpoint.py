@@ -13,6 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.core.errors import EngineUnavailableError, RidgelineError
+from ridgeline.core.spelling import suggestion
 from ridgeline.engine.request_factory import check_task
 from ridgeline.server.body import (
     ClientDisconnectedError,
@@ -23,11 +24,13 @@ from ridgeline.server.body import (
 )
 from ridgeline.server.context import SHUTTING_DOWN, Call, Server
 from ridgeline.server.continuation import HANDED_OVER, HandedOverError, routed
-from ridgeline.server.errors import ApiError, ApiFamily, to_api_error
+from ridgeline.server.errors import ApiError, ApiFamily, bad_request, to_api_error
 from ridgeline.server.pool.choice import of_model
 from ridgeline.server.replies import EventStream, FileReply, Reply, encode, error_event
 
 _log = logging.getLogger(__name__)
+# What clients add to any path, and means nothing here: Anthropic's, and Azure's.
+INERT_QUERY = ("beta", "api-version")
 _FILE_CHUNK_BYTES = 1 << 16
 _STREAM_TYPES = {False: b"text/event-stream; charset=utf-8", True: b"application/x-ndjson"}
 _STREAM_HEADERS = [
@@ -62,7 +65,7 @@ class Operation:
             those in progress does.
         is_continued: its streams can go on in another server.
         of_model: it is about one model, which of several is loaded for it.
-        query: JSON Schema by parameter, for ``/openapi.json``.
+        query: JSON Schema by parameter that it reads; probes are asked with any.
         form: JSON Schema of a multipart body, for ``/openapi.json``.
     """
 
@@ -110,6 +113,7 @@ class Endpoint:
                 if self._operation.is_counted:
                     self._server.limits.count_request(call.caller)
                 call.routed = routed(call.headers, self._server.router_key)
+                self._check_query(call)
                 arguments = await self._arguments(call, scope, receive)
                 answering = self._answer(call, arguments, sender)
                 # Who reads the body itself sees the disconnect, too.
@@ -119,6 +123,20 @@ class Endpoint:
             call.outcome = "disconnected"
         except Exception as error:  # every failure has an answer, or an end of the stream
             await self._fail(call, sender, error)
+
+    def _check_query(self, call: Call) -> None:
+        """ApiError 400 for a query parameter that is not known, unless such are ignored."""
+        operation = self._operation
+        known = {*operation.query, *INERT_QUERY, *(["model"] if operation.of_model else [])}
+        unknown = [name for name in call.query if name not in known]
+        if operation.is_probe or not unknown:
+            return
+        if self._server.config.unknown_fields == "refuse":
+            name = unknown[0][:80]
+            meant = suggestion(name, known)
+            text = f"{name}: this query parameter is not known{meant}"
+            raise bad_request(text, name, "unknown_field")
+        call.ignored_fields = unknown
 
     async def _arguments(self, call: Call, scope: Scope, receive: Receive) -> list[Any]:
         if self._operation.needs_admin:
@@ -137,7 +155,8 @@ class Endpoint:
             if call.routed.state is not None and not self._operation.is_continued:
                 raise ApiError(400, "Streams of this route do not go on elsewhere.")
         unknown_fields = self._server.config.unknown_fields
-        value, call.ignored_fields = decode_request(self._decoder, body, unknown_fields)
+        value, ignored = decode_request(self._decoder, body, unknown_fields)
+        call.ignored_fields += ignored
         return [value]
 
     async def _answer(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:

@@ -181,4 +181,9 @@ def _name(tenant: str, response_id: str) -> str:
 
 
 def _not_found(response_id: str, param: str | None) -> ApiError:
-    return ApiError(404, f"There is no response {response_id[:64]!r}.", param=param)
+    return ApiError(
+        404,
+        f"There is no response {response_id[:64]!r}: --keep-responses-s says for how long they are "
+        "kept, by default not at all.",
+        param=param,
+    )

@@ -6,9 +6,9 @@ from ridgeline.server.context import Call
 from ridgeline.server.errors import bad_request
 
 
-def page_limit(call: Call, most: int) -> int:
+def page_limit(call: Call, most: int, default: int = 20) -> int:
     """The ``limit`` of a query; ApiError if it is out of bounds."""
-    text = call.query.get("limit", "20")
+    text = call.query.get("limit", str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
         raise bad_request(f"limit must be a number from 1 to {most}.", "limit")
     return int(text)

@@ -15,6 +15,7 @@ from ridgeline.server.pool.pool import ModelPool, PooledModel
 from ridgeline.server.prompts import check_in_vocabulary
 from ridgeline.server.replies import Reply
 from ridgeline.server.routes.chat import message_input, tool_specs
+from ridgeline.server.routes.paging import page_limit
 from ridgeline.server.schemas.plain import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -31,13 +32,23 @@ from ridgeline.server.schemas.plain import (
 async def list_models(call: Call) -> Reply:
     """Every model that a request can name, in the form of who asks: Anthropic's send a version."""
     server = call.server
-    names = server.models_of(call.caller)
+    names, has_more = _page(call, server.models_of(call.caller))
     if b"anthropic-version" in call.headers:
         cards = [_anthropic_card(server, name) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
         none = {"first_id": None, "last_id": None}
-        return Reply(body={"data": cards, "has_more": False} | none | ends)
+        return Reply(body={"data": cards, "has_more": has_more} | none | ends)
     return Reply(body=ModelList(data=[_card(server, name) for name in names]))
+
+
+def _page(call: Call, names: list[str]) -> tuple[list[str], bool]:
+    """As many as are wanted after one of them, as Anthropic's clients ask; are there more?"""
+    limit, after = page_limit(call, 1000, default=1000), call.query.get("after_id")
+    if after is not None:
+        if after not in names:
+            raise bad_request("after_id must be the id of a model of this list.", "after_id")
+        names = names[names.index(after) + 1 :]
+    return names[:limit], len(names) > limit
 
 
 async def get_model(call: Call) -> Reply:

@@ -7,6 +7,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ridgeline.server.schemas.chat import ChatMessage, Tool
 from ridgeline.server.schemas.generation import Name
 
+MODELS_QUERY: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "after_id": {"type": "string"},
+}
+
 
 class ModelCard(Struct, kw_only=True):
     """A model that a request can name.
