@@ -51,6 +51,16 @@ def test_it_generates_what_the_folder_does(q8_0: Path, capsys) -> None:
     assert texts[0] == texts[1]
 
 
+def test_matrices_whose_rows_fit_no_block_of_256_are_told(capsys, caplog, tmp_path: Path) -> None:
+    assert run(capsys, "embedded", tmp_path / "x.gguf", "--gguf-type", "q4_k_m")[0] == 0
+    formats = [tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors]
+    count, eights = formats.count("Q5_0"), formats.count("Q8_0")
+    assert caplog.messages == [
+        f"Rows of {count + eights} of {len(formats) - formats.count('F32')} matrices are no whole "
+        f"blocks of q4_k_m: {count} are Q5_0 in place of Q4_K, {eights} are Q8_0 in place of Q6_K."
+    ]
+
+
 def test_back_to_safetensors(q8_0: Path, capsys, tmp_path: Path) -> None:
     out = tmp_path / "back"
     assert run(capsys, q8_0, out, "--format", "safetensors")[:2] == (0, f"{out}\n")

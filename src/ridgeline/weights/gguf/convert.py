@@ -1,5 +1,7 @@
 """From a checkpoint in Hugging Face's layout to GGUF, one matrix in memory at a time."""
 
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +19,13 @@ from ridgeline.quant.gguf_encoders import encode
 from ridgeline.quant.gguf_formats import GGUF_FORMATS
 from ridgeline.weights.gguf.imatrix import Importance
 from ridgeline.weights.gguf.metadata import architecture_content, check_content
-from ridgeline.weights.gguf.mixes import tensor_format
+from ridgeline.weights.gguf.mixes import fitting_format, mixed_format
 from ridgeline.weights.gguf.names import ARCHITECTURES, Architecture, interleaved_rows
 from ridgeline.weights.gguf.values import Metadata
 from ridgeline.weights.gguf.writer import GGUFTensor, GGUFWriter
 from ridgeline.weights.names import short_name
+
+_log = logging.getLogger(__name__)
 
 _Floats = npt.NDArray[np.float32]
 _FORMATS = {fmt.name: fmt for fmt in GGUF_FORMATS.values()}
@@ -93,16 +97,14 @@ def plan_gguf(
     architecture = ARCHITECTURES[content.architecture]
     rows_of, places = _placed(shapes, definition, architecture)
     spec = definition.spec
+    mixed = {
+        tensor: mixed_format(tensor, shape, file_type, spec, with_importance=importance is not None)
+        for tensor, shape in rows_of.items()
+    }
+    fitting = {tensor: fitting_format(mixed[tensor], rows_of[tensor][-1]) for tensor in mixed}
+    _tell_fallbacks(file_type, mixed, fitting)
     tensors = [
-        GGUFTensor(
-            name=tensor,
-            shape=shape,
-            format=_FORMATS[
-                tensor_format(
-                    tensor, shape, file_type, spec, with_importance=importance is not None
-                )
-            ],
-        )
+        GGUFTensor(name=tensor, shape=shape, format=_FORMATS[fitting[tensor]])
         for tensor, shape in rows_of.items()
     ]
     small = {tensor: values.reshape(-1) for tensor, values in content.tensors.items()}
@@ -137,6 +139,23 @@ def plan_gguf(
     if importance is not None:
         importance.check(plan)
     return plan
+
+
+def _tell_fallbacks(file_type: str, mixed: Mapping[str, str], fitting: Mapping[str, str]) -> None:
+    """Say how many matrices have another format than the mix says, and which."""
+    changed = Counter(
+        (mixed[each], fitting[each]) for each in mixed if mixed[each] != fitting[each]
+    )
+    if changed:
+        _log.warning(
+            "Rows of %d of %d matrices are no whole blocks of %s: %s.",
+            changed.total(),
+            sum(form != "F32" for form in fitting.values()),
+            file_type,
+            ", ".join(
+                f"{n} are {new} in place of {old}" for (old, new), n in changed.most_common()
+            ),
+        )
 
 
 def write_gguf(

@@ -13,12 +13,9 @@ _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")
 # What is taken where rows are no whole blocks of 256.
 _FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-_BLOCKS_OF_256 = frozenset(_FALLBACK)
 _BLOCK_ELEMENTS = 256
 _SMALL_BLOCK_ELEMENTS = 32
-
-
-"""The kinds of file that are written, by the names of llama.cpp in lower case."""
+_FLOATS = ("F32", "F16", "BF16")
 
 
 def tensor_format(
@@ -29,26 +26,36 @@ def tensor_format(
     *,
     with_importance: bool = False,
 ) -> str:
-    """The format of tensor ``name``: F32 for vectors, norms and routers, else as the mix says."""
+    """The format of tensor ``name``: what the mix says, or what its rows are whole blocks of."""
+    mixed = mixed_format(name, shape, file_type, spec, with_importance=with_importance)
+    return fitting_format(mixed, shape[-1])
+
+
+def fitting_format(mixed: str, columns: int) -> str:
+    """The format of a mix, or what stands for it where ``columns`` are no whole blocks."""
+    if mixed in _FLOATS:
+        return mixed
+    if columns % _SMALL_BLOCK_ELEMENTS:
+        return "F16"
+    return _FALLBACK.get(mixed, mixed) if columns % _BLOCK_ELEMENTS else mixed
+
+
+def mixed_format(
+    name: str,
+    shape: tuple[int, ...],
+    file_type: str,
+    spec: ModelSpec,
+    *,
+    with_importance: bool = False,
+) -> str:
+    """F32 for vectors, norms and routers, else as the mix says."""
     usual = FILE_TYPES[file_type].format
     if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_KEPT):
         return "F32"
-    if usual in ("F32", "F16", "BF16"):
+    if usual in _FLOATS:
         return usual
-    chosen = _mixed(name, shape, file_type, spec, with_importance)
-    columns = shape[-1]
-    if chosen in _BLOCKS_OF_256 and columns % _BLOCK_ELEMENTS:
-        chosen = _FALLBACK[chosen]
-    return "F16" if columns % _SMALL_BLOCK_ELEMENTS else chosen
-
-
-def _mixed(
-    name: str, shape: tuple[int, ...], file_type: str, spec: ModelSpec, with_importance: bool
-) -> str:
-    usual = FILE_TYPES[file_type].format
     if name == "output.weight" or (name == "token_embd.weight" and spec.tie_embeddings):
-        block = _BLOCK_ELEMENTS if usual in _BLOCKS_OF_256 else _SMALL_BLOCK_ELEMENTS
-        return "Q8_0" if usual == "Q8_0" or shape[-1] % block else "Q6_K"
+        return "Q8_0" if usual == "Q8_0" else "Q6_K"
     match = _LAYER.fullmatch(name)
     if match is None:
         return usual
