@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 from anthropic import Anthropic, BadRequestError
 from pydantic import BaseModel
@@ -74,6 +75,30 @@ def stop_sequence():
     assert message.stop_sequence == stop
 
 
+def batches():
+    requests = [
+        {"custom_id": "well", "params": SETTINGS},
+        {"custom_id": "badly", "params": {**SETTINGS, "max_tokens": -1}},
+    ]
+    batch = client.messages.batches.create(requests=requests)
+    while batch.processing_status != "ended":
+        time.sleep(0.1)
+        batch = client.messages.batches.retrieve(batch.id)
+    assert (batch.request_counts.succeeded, batch.request_counts.errored) == (1, 1)
+    results = {each.custom_id: each.result for each in client.messages.batches.results(batch.id)}
+    assert results["well"].message.content[0].type == "text"
+    assert results["badly"].error.error.type == "invalid_request_error"
+    early = client.messages.batches.create(requests=requests[:1])
+    client.messages.batches.cancel(early.id)
+    while (early := client.messages.batches.retrieve(early.id)).processing_status != "ended":
+        time.sleep(0.1)
+    (result,) = client.messages.batches.results(early.id)
+    assert result.result.type in ("canceled", "succeeded")
+    assert [each.id for each in client.messages.batches.list(limit=1)] == [early.id, batch.id]
+    for each in (early, batch):
+        assert client.messages.batches.delete(each.id).type == "message_batch_deleted"
+
+
 def errors():
     try:
         client.messages.create(**SETTINGS, extra_body={"temperature": -1})
@@ -83,7 +108,9 @@ def errors():
         raise AssertionError("a temperature below zero was accepted")
 
 
-for check in (messages, stream, tools, structured_output, count_tokens, stop_sequence, errors):
+for check in (
+    messages, stream, tools, structured_output, count_tokens, stop_sequence, batches, errors,
+):  # fmt: skip
     try:
         check()
         problem = None

@@ -216,6 +216,7 @@ def test_what_changes_something_is_not_sent_twice(tmp_path):
         found = client.post("/v1/batches", json={})
         assert (found.status_code, "not known" in found.text) == (503, True)
         assert client.delete("/admin/tenants/a").status_code == 503
+        assert client.post("/v1/messages/batches", json={}).status_code == 503
         named = client.post("/v1/completions", json=BODY | {"cached_content": "cc-1"})
         assert named.status_code == 503
     assert not seen[1]

@@ -137,7 +137,6 @@ def test_anthropics_clients_get_their_list_of_models(served, http):
         ),
         ("/v1/images/generations", "no route /v1/images/generations: the models here read"),
         ("/pages/conversations.js", "There is no route /pages/conversations.js."),
-        ("/v1/messages/batches", "batches are OpenAI's, at /v1/batches"),
         ("/nothing/like/it", "There is no route /nothing/like/it."),
     ],
 )

@@ -22,7 +22,9 @@ _OPERATIONS = api_operations()
 GENERATING = frozenset(each.path for each in _OPERATIONS if each.generates)
 CONTINUED = frozenset(each.path for each in _OPERATIONS if each.is_continued)
 # What one engine keeps is asked of that engine.
-KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/caches", "/admin/")
+KEPT = (
+    "/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/responses", "/v1/caches", "/admin/",
+)  # fmt: skip
 _TENANTS = "/admin/tenants/"
 _USUAL_OUTPUT_TOKENS = 128
 _SOMETHING = Wanted(prompt_tokens=1, output_tokens=1)

@@ -16,7 +16,6 @@ _INSTEAD = {
     "/v1/images": _TEXT,
     "/v1/audio": _TEXT,
     "/v1/moderations": "`--guard` has scorers of outputs",
-    "/v1/messages/batches": "batches are OpenAI's, at /v1/batches",
     "/v1/fine_tuning": "`ridgeline train-adapter` and `ridgeline distill` train, without a server",
     "/v1/vector_stores": "/v1/embeddings makes vectors, and keeps none",
     "/v1/conversations": "send the conversation as input, or name a previous_response_id",

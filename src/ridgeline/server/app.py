@@ -1,6 +1,7 @@
 """The table of routes (those of the model are apart), and the ASGI application made of it."""
 
 from collections.abc import Collection
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -22,6 +23,7 @@ from ridgeline.server.routes import (
     caches,
     files,
     llamacpp,
+    message_batches,
     ollama_models,
     operations,
     plain,
@@ -35,9 +37,11 @@ from ridgeline.server.schemas import plain as plain_schemas
 from ridgeline.server.schemas.batches import (
     FILES_QUERY,
     ITEMS_QUERY,
+    MESSAGE_BATCHES_QUERY,
     PAGE_QUERY,
     UPLOAD_FORM,
     BatchRequest,
+    MessageBatchRequest,
 )
 from ridgeline.server.schemas.llamacpp import ApplyTemplateRequest
 from ridgeline.server.schemas.operations import ProfileRequest
@@ -52,6 +56,7 @@ def api_operations() -> list[Operation]:
         *model_operations(),
         *_text(),
         *_jobs(),
+        *_message_batches(),
         *_responses(),
         *_prefixes(),
         *_ollama(),
@@ -336,6 +341,43 @@ def _jobs() -> list[Operation]:
             "End a batch early",
             is_counted=True,
         ),
+    ]
+
+
+def _message_batches() -> list[Operation]:
+    def operation(
+        method: str, path: str, handler: Handler, summary: str, **fields: Any
+    ) -> Operation:
+        return Operation(
+            method,
+            f"/v1/messages/batches{path}",
+            handler,
+            summary,
+            family=ApiFamily.ANTHROPIC,
+            is_counted=True,
+            **fields,
+        )
+
+    one = "/{batch_id}"
+    return [
+        operation(
+            "POST",
+            "",
+            message_batches.create_message_batch,
+            "Queue messages",
+            request=MessageBatchRequest,
+        ),
+        operation(
+            "GET",
+            "",
+            message_batches.list_message_batches,
+            "Batches of messages",
+            query=MESSAGE_BATCHES_QUERY,
+        ),
+        operation("GET", one, message_batches.get_message_batch, "One batch of messages"),
+        operation("POST", f"{one}/cancel", message_batches.cancel_message_batch, "End it early"),
+        operation("GET", f"{one}/results", message_batches.message_batch_results, "Its results"),
+        operation("DELETE", one, message_batches.delete_message_batch, "Delete it"),
     ]
 
 

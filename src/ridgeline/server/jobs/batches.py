@@ -62,9 +62,14 @@ class BatchStore:
         window: str,
         window_s: int,
         metadata: dict[str, Any],
+        total: int = 0,
+        prefix: str = "batch_",
     ) -> dict[str, Any]:
-        """A batch in state validating; ApiError 404 if the file does not exist."""
-        batch_id = new_id("batch_")
+        """A batch in state validating; ApiError 404 if the file does not exist.
+
+        ``total``: how many lines it has, if that is known; ``prefix``: of its id.
+        """
+        batch_id = new_id(prefix)
 
         def work(db: sqlite3.Connection) -> dict[str, Any]:
             now = int(time.time())
@@ -73,11 +78,11 @@ class BatchStore:
                 raise ApiError(400, "The file's purpose is not batch.", param="input_file_id")
             db.execute(
                 "INSERT INTO batches (id, tenant, endpoint, input_file, completion_window,"
-                " metadata, status, created, expires)"
-                " VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?)",
+                " metadata, status, created, expires, total)"
+                " VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?)",
                 (batch_id, tenant, endpoint, input_file, window,
                  self._seal(json.dumps(metadata), "metadata", batch_id, tenant), now,
-                 now + window_s),
+                 now + window_s, total),
             )  # fmt: skip
             return self._json(db, self._row(db, batch_id, tenant))
 
@@ -88,20 +93,32 @@ class BatchStore:
         return await self._database.run(lambda db: self._json(db, self._row(db, batch_id, tenant)))
 
     async def list(
-        self, tenant: str, *, after: str | None, limit: int
+        self,
+        tenant: str,
+        *,
+        after: str | None = None,
+        before: str | None = None,
+        limit: int,
+        prefix: str = "",
     ) -> tuple[list[dict[str, Any]], bool]:
-        """A page of the tenant's batches, newest first, and whether there are more."""
+        """A page of the tenant's batches, newest first, and whether there are more.
+
+        It begins behind the batch ``after``, or ends at the one ``before``; ``prefix``: of the ids.
+        """
+        compare, direction = ("<", "DESC") if before is None else (">", "ASC")
 
         def work(db: sqlite3.Connection) -> list[dict[str, Any]]:
-            query, values = "SELECT * FROM batches WHERE tenant = ?", [tenant]
-            if after is not None:
-                query += " AND rowid < (SELECT rowid FROM batches WHERE id = ?)"
-                values.append(after)
-            rows = db.execute(query + " ORDER BY rowid DESC LIMIT ?", [*values, limit + 1])
+            query = "SELECT * FROM batches WHERE tenant = ? AND id GLOB ?"
+            values = [tenant, f"{prefix}*"]
+            if (cursor := after if before is None else before) is not None:
+                query += f" AND rowid {compare} (SELECT rowid FROM batches WHERE id = ?)"
+                values.append(cursor)
+            rows = db.execute(f"{query} ORDER BY rowid {direction} LIMIT ?", [*values, limit + 1])
             return [self._json(db, row) for row in rows.fetchall()]
 
         found = await self._database.run(work)
-        return found[:limit], len(found) > limit
+        page = found[:limit]
+        return page if before is None else page[::-1], len(found) > limit
 
     async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """Begin to cancel; ApiError 409 if the batch is over or about to be."""
@@ -113,6 +130,23 @@ class BatchStore:
             return self._json(db, self._row(db, batch_id, tenant))
 
         return await self._database.run(work)
+
+    async def delete(self, tenant: str, batch_id: str) -> None:
+        """Delete a batch with its files; ApiError 409 if it, or another that reads one of these, is
+        not over."""
+
+        def work(db: sqlite3.Connection) -> list[str]:
+            row = self._row(db, batch_id, tenant)
+            if row["status"] not in TERMINAL:
+                raise ApiError(409, "The batch is not over; cancel it first.", code="in_use")
+            db.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+            files = [row[f"{kind}_file"] for kind in ("input", "output", "error")]
+            files = [file_id for file_id in files if file_id is not None]
+            for file_id in files:
+                self._files.delete_within(db, file_id)
+            return files
+
+        await self._files.erase(await self._database.run(work))
 
     async def unfinished(self) -> Sequence[str]:
         """Ids of the batches that still need work, oldest first."""

@@ -4,7 +4,7 @@ import contextlib
 import re
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -100,9 +100,9 @@ class FileStore:
         size = write_durably(path, write, encryption, _content_name(tenant, file_id))
         return self._insert(db, file_id, tenant, filename, purpose, size)
 
-    async def check_room(self, tenant: str, limit: int) -> None:
-        """That a tenant's files leave room for one more; ApiError 413 if not."""
-        await self._database.run(lambda db: _check_room(db, tenant, limit - 1))
+    async def check_room(self, tenant: str, limit: int, size: int = 1) -> None:
+        """That a tenant's files leave room for ``size`` bytes more; ApiError 413 if not."""
+        await self._database.run(lambda db: _check_room(db, tenant, limit - size))
 
     async def adopt(
         self, file_id: str, tenant: str, filename: str, purpose: str, size: int, *, limit: int
@@ -210,18 +210,28 @@ class FileStore:
 
         def work(db: sqlite3.Connection) -> None:
             self.get_within(db, tenant, file_id)
-            marks = ", ".join("?" * len(TERMINAL))
-            in_use = db.execute(
-                f"SELECT 1 FROM batches WHERE input_file = ? AND status NOT IN ({marks})",
-                (file_id, *TERMINAL),
-            ).fetchone()
-            if in_use is not None:
-                raise ApiError(409, "A batch that is not over reads this file.", code="in_use")
-            db.execute("DELETE FROM files WHERE id = ?", (file_id,))
+            self.delete_within(db, file_id)
 
         await self._database.run(work)
-        with contextlib.suppress(OSError):  # what has no row goes at the next start
-            self.path(file_id).unlink()
+        await self.erase([file_id])
+
+    def delete_within(self, db: sqlite3.Connection, file_id: str) -> None:
+        """Delete a file's row, if there is one, within a transaction that does more; `erase` is to
+        follow. ApiError 409 while a batch reads it."""
+        marks = ", ".join("?" * len(TERMINAL))
+        in_use = db.execute(
+            f"SELECT 1 FROM batches WHERE input_file = ? AND status NOT IN ({marks})",
+            (file_id, *TERMINAL),
+        ).fetchone()
+        if in_use is not None:
+            raise ApiError(409, "A batch that is not over reads this file.", code="in_use")
+        db.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+    async def erase(self, file_ids: Sequence[str]) -> None:
+        """Remove the content of files whose rows are deleted, and what the database had of them."""
+        for file_id in file_ids:
+            with contextlib.suppress(OSError):  # what has no row goes at the next start
+                self.path(file_id).unlink()
         with contextlib.suppress(DiskError):  # the next deletion tries again
             await self._database.erase()
 

@@ -19,7 +19,7 @@ from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.body import decode_body, decode_request
 from ridgeline.server.context import Call, Server
 from ridgeline.server.endpoint import Operation
-from ridgeline.server.errors import ApiError, ApiFamily, bad_request, to_api_error
+from ridgeline.server.errors import ApiError, bad_request, to_api_error
 from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.batches import Result
 from ridgeline.server.keys import Caller
@@ -155,7 +155,7 @@ async def run_line(server: Server, caller: Caller, place: LinePlace, line: Batch
                 await asyncio.sleep(_wait_s(error))
                 continue
             failure = to_api_error(error, operation.prompt_field)
-            body = encode(failure.body(ApiFamily.OPENAI, call.request_id))
+            body = encode(failure.body(operation.family, call.request_id))
             return _result(place, call.request_id, failure.status, body)
         return _result(place, call.request_id, reply.status, reply.encoded())
 

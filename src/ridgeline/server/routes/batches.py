@@ -7,7 +7,7 @@ from ridgeline.server.replies import Reply
 from ridgeline.server.routes.paging import page_limit, page_of
 from ridgeline.server.schemas.batches import BatchRequest
 
-_WINDOW_S = 24 * 3600
+WINDOW_S = 24 * 3600
 
 
 async def create_batch(call: Call, request: BatchRequest) -> Reply:
@@ -23,7 +23,7 @@ async def create_batch(call: Call, request: BatchRequest) -> Reply:
         endpoint=request.endpoint,
         input_file=request.input_file_id,
         window=request.completion_window,
-        window_s=_WINDOW_S,
+        window_s=WINDOW_S,
         metadata=request.metadata or {},
     )
     call.server.jobs.changed.set()

@@ -90,6 +90,7 @@ def _operations() -> list[Operation]:
             prompt_field="messages",
             answer=MessagesResponse,
             family=ApiFamily.ANTHROPIC,
+            in_batches=True,
         ),
         Operation(
             "POST",

@@ -1,8 +1,8 @@
-"""``/v1/batches`` and ``/v1/files``."""
+"""``/v1/batches``, ``/v1/messages/batches`` and ``/v1/files``."""
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from ridgeline.server.schemas.generation import Name
 
@@ -19,6 +19,19 @@ class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     output_expires_after: Any = None
 
 
+class MessageBatchLine(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``params``: what would be posted to ``/v1/messages``."""
+
+    custom_id: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    params: Raw
+
+
+class MessageBatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Messages, to be answered when there is time."""
+
+    requests: Annotated[list[MessageBatchLine], Meta(min_length=1)]
+
+
 UPLOAD_FORM = {
     "type": "object",
     "required": ["file", "purpose"],
@@ -31,6 +44,11 @@ UPLOAD_FORM = {
 PAGE_QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 100},
     "after": {"type": "string"},
+}
+MESSAGE_BATCHES_QUERY: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "after_id": {"type": "string"},
+    "before_id": {"type": "string"},
 }
 _ORDER = {"type": "string", "enum": ["asc", "desc"]}
 ITEMS_QUERY: dict[str, dict[str, Any]] = {**PAGE_QUERY, "order": _ORDER}
