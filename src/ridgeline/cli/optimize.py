@@ -30,7 +30,7 @@ from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
     from ridgeline.engine.loading import LoadedModel
-    from ridgeline.optimize import Found, Journal, Task
+    from ridgeline.optimize import Found, Journal, Judge, Pricer, Task
     from ridgeline.planning import Arrival
 
 _WORKLOADS = ("chat", "rag", "agents", "batch")
@@ -139,54 +139,20 @@ def _optimize(
     from ridgeline.bench.conditions import Watch
     from ridgeline.core.host import usable_cores
     from ridgeline.engine.loading import load_model
-    from ridgeline.optimize import EngineMeasurer, Journal, Optimizer, Pricer, to_json
+    from ridgeline.optimize import Journal, to_json
 
     with loading_bar() as progress:
         loaded = load_model(base, progress=progress)
     if not loaded.model.spec.has_head:
         raise UnsupportedModelError("Only models that generate text have settings to choose here.")
-    calibration = calibration_of(executor, anew=False)
+    pricer = _pricer(base, executor, loaded)
     task = _task(arguments, base, executor, loaded, slo, observed)
-    memory_bytes, kv_share = this_engine_memory(executor)
-    pricer = Pricer(
-        base,
-        loaded,
-        executor_traits(executor),
-        calibration,
-        memory_bytes=memory_bytes,
-        kv_share=kv_share,
-    )
-    longest = max((each.num_tokens for each in task.trace), default=0)
-    if longest > pricer.context:
-        raise InvalidRequestError(
-            f"The trace has a request of {longest:,} tokens, more than the context of "
-            f"{pricer.context:,}."
-        )
+    _check_lengths(task, pricer.context)
     texts = _texts(arguments)
     journal = Journal(_asked(arguments, base, task, texts))
-    if journal.kept.visits:
-        error_console.print("Going on with what an interrupted run has measured.")
-    minutes = f"{arguments.budget / 60:.3g} minute" + "s" * (arguments.budget != 60)
-    announce(f"Measures for up to {minutes} (--budget). Ctrl-C stops; the same command goes on.")
-    corpus, judge = _corpus(loaded, texts), _judge(task, base, loaded, texts, pricer.context)
-    roomy = 8 * pricer.memory_bytes(_default()) < memory_bytes
-    measurer, watch = EngineMeasurer(base, corpus, most_open=3 if roomy else 1), Watch()
-    logger = logging.getLogger("ridgeline")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # each engine says the same of the model
-    try:
-        with loading_bar(of_bytes=False) as show:
-            found = Optimizer(
-                task,
-                pricer,
-                measurer,
-                journal,
-                judge=judge,
-                progress=lambda spent, budget, label: show(round(spent), round(budget), label),
-            ).find()
-    finally:
-        logger.setLevel(level)
-        measurer.close()
+    _announce(arguments.budget, goes_on=bool(journal.kept.visits))
+    judge, watch = _judge(task, base, loaded, texts, pricer.context), Watch()
+    found = _search(task, pricer, journal, judge, _corpus(loaded, texts))
     result = to_json(
         found,
         pricer,
@@ -199,10 +165,60 @@ def _optimize(
     return result, journal
 
 
-def _default() -> Any:
+def _pricer(base: EngineConfig, executor: str, loaded: "LoadedModel") -> "Pricer":
+    from ridgeline.optimize import Pricer
+
+    calibration = calibration_of(executor, anew=False)
+    memory_bytes, kv_share = this_engine_memory(executor)
+    return Pricer(
+        base,
+        loaded,
+        executor_traits(executor),
+        calibration,
+        memory_bytes=memory_bytes,
+        kv_share=kv_share,
+    )
+
+
+def _check_lengths(task: "Task", context: int) -> None:
+    longest = max((each.num_tokens for each in task.trace), default=0)
+    if longest > context:
+        raise InvalidRequestError(
+            f"The trace has a request of {longest:,} tokens, more than the context of {context:,}."
+        )
+
+
+def _announce(budget_s: float, *, goes_on: bool) -> None:
+    if goes_on:
+        error_console.print("Going on with what an interrupted run has measured.")
+    minutes = f"{budget_s / 60:.3g} minute" + "s" * (budget_s != 60)
+    announce(f"Measures for up to {minutes} (--budget). Ctrl-C stops; the same command goes on.")
+
+
+def _search(
+    task: "Task", pricer: "Pricer", journal: "Journal", judge: "Judge | None", corpus: Sequence[int]
+) -> "Found":
+    from ridgeline.optimize import EngineMeasurer, Optimizer
     from ridgeline.optimize.space import DEFAULT
 
-    return DEFAULT
+    roomy = 8 * pricer.memory_bytes(DEFAULT) < pricer.available_bytes
+    measurer = EngineMeasurer(task.base, corpus, most_open=3 if roomy else 1)
+    logger = logging.getLogger("ridgeline")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # each engine says the same of the model
+    try:
+        with loading_bar(of_bytes=False) as show:
+            return Optimizer(
+                task,
+                pricer,
+                measurer,
+                journal,
+                judge=judge,
+                progress=lambda spent, budget, label: show(round(spent), round(budget), label),
+            ).find()
+    finally:
+        logger.setLevel(level)
+        measurer.close()
 
 
 def _task(
@@ -265,7 +281,7 @@ def _corpus(loaded: "LoadedModel", texts: Sequence[str]) -> Sequence[int]:
 
 def _judge(
     task: "Task", base: EngineConfig, loaded: "LoadedModel", texts: Sequence[str], context: int
-) -> Any:
+) -> "Judge | None":
     from ridgeline.optimize import Judge
 
     if not task.quality.is_set:

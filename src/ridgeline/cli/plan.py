@@ -10,12 +10,12 @@ from ridgeline.cli.display import status_line
 from ridgeline.cli.hardware import (
     THIS,
     add_machine_options,
-    check_machine_options,
     this_calibration,
     this_machine,
 )
-from ridgeline.cli.money import MONEY, add_money_options, check_money, device_usd_per_hour
+from ridgeline.cli.money import add_money_options, device_usd_per_hour
 from ridgeline.cli.options import Parser
+from ridgeline.cli.plan_checks import check_plan, place_rate
 from ridgeline.cli.plan_report import (
     print_cheapest,
     print_disaggregation,
@@ -24,7 +24,7 @@ from ridgeline.cli.plan_report import (
     print_plan,
 )
 from ridgeline.cli.priced_model import NamedModel, add_model_options, check_model, read_model
-from ridgeline.cli.report_file import add_html_option, check_new_files, write_html
+from ridgeline.cli.report_file import add_html_option, write_html
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.models import PRESETS
 from ridgeline.roofline.catalogue import load_catalogue
@@ -110,7 +110,7 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer one question."""
-    _check(arguments)
+    check_plan(arguments)
     slo = Slo() if arguments.slo is None else parse_slo(arguments.slo)
     if arguments.place:
         return _place(arguments, slo)
@@ -160,104 +160,7 @@ def _at_once(plan: "CapacityPlan") -> "Question":
     )
 
 
-# What an option leaves no room for, and why.
-_EXCLUDED = {
-    "max_rate": (("rate", "trace"), "it looks for the rate"),
-    "trace": (("rate", "requests", "prompt", "output", "seed"), "a trace has its own"),
-    "cheapest": (
-        ("hardware", "count", "tensor_parallel", *MONEY, "executor", "calibrate"),
-        "it goes through the catalogue",
-    ),
-    "place": (
-        ("model", "shape", "config", "rate", "trace", "tensor_parallel"),
-        "each --place is a shape, perhaps with a rate, on one device",
-    ),
-}
-_EXCLUDED["disaggregate"] = (("trace", *MONEY), "it counts instances of a typical request")
-_EXCLUDED["layouts"] = (
-    ("rate", "trace", "tensor_parallel", "cheapest", *MONEY),
-    "it compares layouts of the devices that there are, each with all that it can take",
-)
-_MIN_REQUESTS = 40
 _NETWORK_US = 50.0  # of a message by TCP, where nothing else is known
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    check_new_files([arguments.html])
-    several = ("cheapest", "disaggregate", "place", "layouts")
-    if arguments.html and any(_given(arguments, name) for name in several):
-        raise InvalidRequestError(
-            "--html is of one plan: no --cheapest, --disaggregate, --place or --layouts."
-        )
-    for name in ("network_gb_per_s", "network_us"):
-        value = getattr(arguments, name)
-        if value is not None and not arguments.layouts:
-            raise InvalidRequestError(f"{_option(name)} is of --layouts.")
-        if value is not None and not 0 < value < 1e6:
-            raise InvalidRequestError(f"{_option(name)} must be above 0 and below 1,000,000.")
-    if arguments.network_us is not None and arguments.network_gb_per_s is None:
-        raise InvalidRequestError("--network-us needs --network-gb-per-s.")
-    for name, (others, why) in _EXCLUDED.items():
-        for other in others if _given(arguments, name) else ():
-            if _given(arguments, other):
-                raise InvalidRequestError(
-                    f"{_option(other)} means nothing with {_option(name)}: {why}."
-                )
-    check_machine_options(arguments)
-    for name in (
-        "count", "tensor_parallel", "prompt", "output", "max_num_seqs", "max_num_batched_tokens",
-    ):  # fmt: skip
-        if _given(arguments, name) and getattr(arguments, name) < 1:
-            raise InvalidRequestError(f"{_option(name)} must be at least 1.")
-    if (arguments.count or 1) > 1024:
-        raise InvalidRequestError("At most 1,024 devices are planned for.")
-    if arguments.rate is not None and not 0 < arguments.rate < 1e9:
-        raise InvalidRequestError("--rate must be greater than 0.")
-    check_money(arguments)
-    if arguments.requests is not None and not _MIN_REQUESTS <= arguments.requests <= 100_000:
-        raise InvalidRequestError(f"--requests must be from {_MIN_REQUESTS} to 100,000.")
-    for name in ("requests", "seed"):
-        if _given(arguments, name) and not _has_rate(arguments):
-            raise InvalidRequestError(
-                f"{_option(name)} is of a rate: give --rate, --max-rate or --place SHAPE:RATE."
-            )
-    if arguments.max_rate and arguments.slo is None:
-        raise InvalidRequestError("--max-rate needs --slo.")
-    if arguments.cheapest and (arguments.max_rate or arguments.disaggregate):
-        raise InvalidRequestError("--cheapest is of a load or of --place: choose one question.")
-    if arguments.memory_share is not None and not (
-        arguments.place and 0 < arguments.memory_share <= 1
-    ):
-        raise InvalidRequestError("--memory-share is of --place, and at most 1.")
-    needs_load = arguments.cheapest and not arguments.place
-    if needs_load and arguments.rate is None and arguments.trace is None:
-        raise InvalidRequestError("--cheapest needs a load: --rate or --trace.")
-
-
-def _has_rate(arguments: argparse.Namespace) -> bool:
-    """Whether requests arrive at random times."""
-    placed = (text.partition(":")[2] for text in arguments.place or ())
-    return arguments.max_rate or arguments.rate is not None or any(map(_place_rate, placed))
-
-
-def _place_rate(text: str) -> float:
-    """What stands behind the colon of ``--place``; 0 if nothing does."""
-    try:
-        rate_rps = float(text or 0)
-    except ValueError:
-        raise InvalidRequestError(f"--place SHAPE:RATE: {text!r} is not a rate.") from None
-    if not 0 <= rate_rps < 1e6:
-        raise InvalidRequestError("--place SHAPE:RATE: a rate is positive.")
-    return rate_rps
-
-
-def _given(arguments: argparse.Namespace, name: str) -> bool:
-    value = getattr(arguments, name)
-    return value is not None and value is not False and (name, value) != ("executor", "auto")
-
-
-def _option(name: str) -> str:
-    return "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
 
 
 def _hardware(arguments: argparse.Namespace) -> str:
@@ -473,4 +376,4 @@ def _load(arguments: argparse.Namespace, text: str, machine: "Machine", slo: Slo
         raise InvalidRequestError(f"Unknown shape {name!r} in --place.")
     named = argparse.Namespace(**{**vars(arguments), "shape": name, "model": None})
     question = question_of(arguments, read_model(named, machine.calibration), machine, slo)
-    return ModelDemand(name=name, question=question, rate_rps=_place_rate(rate))
+    return ModelDemand(name=name, question=question, rate_rps=place_rate(rate))

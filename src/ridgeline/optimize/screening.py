@@ -50,7 +50,7 @@ class Pricer:
         self.base = base
         self.calibration = calibration
         self._loaded, self._traits = loaded, traits
-        self._memory = memory_bytes, kv_share
+        self.available_bytes, self._kv_share = memory_bytes, kv_share
         self._model = lru_cache(maxsize=None)(self._make_model)
 
     @property
@@ -65,14 +65,14 @@ class Pricer:
 
     def fit(self, candidate: Candidate) -> MemoryFit:
         """What has room beside its weights."""
-        config, (memory_bytes, kv_share) = candidate.config(self.base), self._memory
+        config = candidate.config(self.base)
         return fit(
             self.model(candidate),
-            memory_bytes=memory_bytes,
+            memory_bytes=self.available_bytes,
             context=self.context,
             block_tokens=config.block_tokens,
             step_tokens=config.max_num_batched_tokens,
-            kv_share=kv_share,
+            kv_share=self._kv_share,
         )
 
     def memory_bytes(self, candidate: Candidate) -> float:
