@@ -20,7 +20,7 @@ from time import perf_counter
 from ridgeline.core.config import EngineConfig
 from ridgeline.fleet.forecast import INTERVAL_S, ArrivalForecast
 from ridgeline.fleet.light_simulation import ReplicaLoad
-from ridgeline.fleet.policies import ByPrice
+from ridgeline.fleet.policies import ByPredictedSeconds
 from ridgeline.fleet.scaling import ScalingGoal, ScalingPolicy
 from ridgeline.fleet.simulation import SimulatedFleet, SimulatedMachine, SimulatedReplica
 from ridgeline.models import PRESETS, describe, lower
@@ -74,7 +74,7 @@ class ScaledFleet:
 
     def __init__(self, machine: SimulatedMachine, *, start_s: float, count: int) -> None:
         self.machine, self.start_s = machine, start_s
-        self.fleet = SimulatedFleet(machine, ByPrice())
+        self.fleet = SimulatedFleet(machine, ByPredictedSeconds())
         self.up: list[SimulatedReplica] = [self.fleet.add_replica() for _ in range(count)]
         self.starting: list[float] = []  # when each will be there
         self._begun = dict.fromkeys(self.up, 0.0)

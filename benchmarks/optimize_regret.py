@@ -22,7 +22,7 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.optimize.machines import SimulatedMachine, pricer, task
+from tests.optimize.machines import SimulatedMachine, predictor, task
 
 from ridgeline.cli.hardware import calibration_of, this_engine_memory
 from ridgeline.core.config import EngineConfig
@@ -32,10 +32,10 @@ from ridgeline.executors import executor_traits
 from ridgeline.optimize import (
     DEFAULT,
     Candidate,
+    CandidatePredictor,
     EngineMeasurer,
     Journal,
     Optimizer,
-    Pricer,
 )
 from ridgeline.optimize.objective import value
 
@@ -60,12 +60,15 @@ def main() -> None:
     regrets, worse, false_wins, challenged = [], 0, 0, 0
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         machine = SimulatedMachine(
-            pricer(), planted=_planted(arguments.workload, seed), noise=arguments.noise, seed=seed
+            predictor(),
+            planted=_planted(arguments.workload, seed),
+            noise=arguments.noise,
+            seed=seed,
         )
         with TemporaryDirectory() as folder:
             found = Optimizer(
                 task(arguments.workload, budget_s=arguments.budget),
-                pricer(),
+                predictor(),
                 machine,
                 Journal({"seed": seed}, Path(folder)),
                 clock=machine.clock,
@@ -94,7 +97,7 @@ def _measured(workload: str, budget_s: float, size: int) -> dict[str, Any]:
     loaded, traits = load_model(base), executor_traits("cpu")
     memory_bytes, kv_share = this_engine_memory("cpu")
     calibration = calibration_of("cpu", anew=False)
-    predicted = Pricer(
+    predicted = CandidatePredictor(
         base, loaded, traits, calibration, memory_bytes=memory_bytes, kv_share=kv_share
     )
     assert loaded.tokenizer is not None

@@ -11,7 +11,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.loop import EngineLoop
-from ridgeline.planning.simulation import ScaledPrice, simulate
+from ridgeline.planning.simulation import ScaledPredictor, simulate
 from ridgeline.planning.workload import Arrival, poisson
 from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration
@@ -48,12 +48,14 @@ def predicted_ttft_s(
 ) -> float:
     """Mean of the simulation, on a machine that takes ``drift`` times the seconds of a phase."""
     drift = drift or {}
-    price = ScaledPrice(
-        price=StepPredictor({ModelRole.TARGET: model}, calibration),
+    scaled = ScaledPredictor(
+        predictor=StepPredictor({ModelRole.TARGET: model}, calibration),
         prefill=drift.get("prefill", 1.0),
         decode=drift.get("decode", 1.0),
     )
-    traffic = simulate(model, calibration, trace, _CONFIG, kv_pool_bytes=_POOL_BYTES, price=price)
+    traffic = simulate(
+        model, calibration, trace, _CONFIG, kv_pool_bytes=_POOL_BYTES, predictor=scaled
+    )
     return traffic.mean_ttft_s
 
 
@@ -77,7 +79,7 @@ def measured_ttfts_s(
     windows = tuple(group.window for group in layout.groups)
     scheduler = Scheduler(
         SchedulerConfig.of_engine(_CONFIG, resolved, windows=windows),
-        price=StepPredictor({ModelRole.TARGET: model.priced}, calibration),
+        predictor=StepPredictor({ModelRole.TARGET: model.priced}, calibration),
     )
     loop = EngineLoop(model.executor, scheduler, None)
     waiting = sorted(trace, key=lambda arrival: arrival.arrival_s, reverse=True)

@@ -422,7 +422,7 @@ def test_seconds_of_a_log_are_predicted_by_the_engines_own_price():
     ]  # fmt: skip
     told = EngineTold(
         name="0", url="", up=True, max_seqs=MACHINE.settings.max_num_seqs,
-        curve=MACHINE.curve, price=MACHINE.linear,
+        curve=MACHINE.curve, linear=MACHINE.linear,
     )  # fmt: skip
     found = predicted(FleetTold(engines=(told, told)), requests)
     expected = simulate_fleet(MACHINE, arrivals, POLICIES["price"](), count=2).traffic

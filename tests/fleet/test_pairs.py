@@ -6,14 +6,14 @@ from math import inf
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tests.fleet.test_policies import PRICE, engine
+from tests.fleet.test_policies import LINEAR, engine
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.handing_over import HandingOver
-from ridgeline.fleet.pairs import pair_price, transfer_seconds
-from ridgeline.fleet.policies import LoadColumns, Wanted, placement_price
+from ridgeline.fleet.pairs import pair_seconds, transfer_seconds
+from ridgeline.fleet.policies import LoadColumns, Wanted, placement_seconds
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.roles import FleetLoad, Roles, felt_seconds
 from ridgeline.fleet.upstream import UpstreamPool
@@ -36,22 +36,24 @@ def transfers(seconds, count=2):
 
 def test_one_engine_for_all_costs_what_its_placement_does_and_its_own_output():
     engines = columns(engine("a", num_running=3, context_tokens=3000), engine("b"))
-    price, placed = (
-        pair_price(LONG, engines, np.zeros(2), transfers(0.1)),
-        placement_price(LONG, engines),
+    pairs, placed = (
+        pair_seconds(LONG, engines, np.zeros(2), transfers(0.1)),
+        placement_seconds(LONG, engines),
     )
     part_s, steps = 1e-4, LONG.output_tokens
-    output_s = steps * (PRICE.pass_s + np.array([4, 1]) * part_s)
-    both = price.prefill_s + np.diagonal(price.decode_s)
+    output_s = steps * (LINEAR.pass_s + np.array([4, 1]) * part_s)
+    both = pairs.prefill_s + np.diagonal(pairs.decode_s)
     assert both == pytest.approx(placed.weighted_s + output_s / 10)
-    assert price.best() == (1, 1)
+    assert pairs.best() == (1, 1)
 
 
 def test_a_prompt_leaves_those_who_decode_alone_as_far_as_the_wire_is_fast_enough():
     idle = engine("p", num_running=0)
     crowd = engine("d", num_running=1, context_tokens=1000)
     shares = np.array([0.8, 0.0])
-    fast, slow = (pair_price(LONG, columns(idle, crowd), shares, transfers(s)) for s in (0.01, 90))
+    fast, slow = (
+        pair_seconds(LONG, columns(idle, crowd), shares, transfers(s)) for s in (0.01, 90)
+    )
     assert fast.best() == (0, 1)
     assert fast.best_after(0) == 1
     assert slow.best() in ((0, 0), (1, 1))
@@ -64,8 +66,8 @@ def test_what_cannot_be_read_is_infinitely_far():
     seconds = transfer_seconds(1000, [2.0, 0.0, 1.0], rates, 0.1)
     assert seconds.tolist() == [[0.0, 0.6, inf], [inf, 0.0, inf], [1.1, inf, 0.0]]
     alone = engine("a"), engine("b"), engine("c")
-    price = pair_price(LONG, columns(*alone), np.zeros(3), seconds).of_two()
-    assert price.decode_s[1].argmin() == 1  # nobody reads of it
+    pairs = pair_seconds(LONG, columns(*alone), np.zeros(3), seconds).of_two()
+    assert pairs.decode_s[1].argmin() == 1  # nobody reads of it
 
 
 def test_roles_pay_where_prompts_are_long_and_engines_enough():

@@ -3,22 +3,22 @@
 from ridgeline.fleet.breaker import CircuitBreaker, RetryBudget
 from ridgeline.fleet.policies import (
     POLICIES,
-    ByPrice,
+    ByPredictedSeconds,
     EngineChoice,
     EngineLoad,
     LoadColumns,
     Wanted,
-    placement_price,
+    placement_seconds,
 )
 from ridgeline.fleet.prefixes import BLOCK_BYTES, PrefixView, prefix_blocks
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.prediction import LinearPredictor
 
-PRICE = LinearPrice(pass_s=0.01, token_s=1e-4)
+LINEAR = LinearPredictor(pass_s=0.01, token_s=1e-4)
 WANTED = Wanted(prompt_tokens=1000, output_tokens=100, session=b"user")
 
 
-def engine(name, *, cached=0, price=PRICE, **load):
-    load = EngineLoad(price=price, pass_s=price.pass_s, max_seqs=8, **load)
+def engine(name, *, cached=0, linear=LINEAR, **load):
+    load = EngineLoad(linear=linear, pass_s=linear.pass_s, max_seqs=8, **load)
     return EngineChoice(name=name, load=load, cached_tokens=cached)
 
 
@@ -33,12 +33,12 @@ def test_a_placement_costs_its_own_seconds_and_those_of_others():
         engine("queued", num_pending=2, pending_tokens=3000),
         engine("full", num_running=8, context_tokens=8000),
     ]
-    price = placement_price(WANTED, LoadColumns.of_choices(engines))
-    assert price.added_s[0] == 0
-    assert abs(price.ttft_s[0] - (1000 * 1e-4 + 0.01)) < 1e-12
-    assert abs(price.added_s[1] - (4 * 0.1 + 4 * 1e-4 * 50)) < 1e-12
-    assert abs(price.ttft_s[2] - price.ttft_s[0] - 0.3) < 1e-12
-    assert price.ttft_s[3] > price.ttft_s[1] + 100 * 0.01 / 8
+    seconds = placement_seconds(WANTED, LoadColumns.of_choices(engines))
+    assert seconds.added_s[0] == 0
+    assert abs(seconds.ttft_s[0] - (1000 * 1e-4 + 0.01)) < 1e-12
+    assert abs(seconds.added_s[1] - (4 * 0.1 + 4 * 1e-4 * 50)) < 1e-12
+    assert abs(seconds.ttft_s[2] - seconds.ttft_s[0] - 0.3) < 1e-12
+    assert seconds.ttft_s[3] > seconds.ttft_s[1] + 100 * 0.01 / 8
 
 
 def test_by_price_a_cached_prefix_is_worth_its_seconds_and_no_more():
@@ -46,13 +46,13 @@ def test_by_price_a_cached_prefix_is_worth_its_seconds_and_no_more():
     assert first("price", free, engine("holder", cached=900, num_running=1)) == "holder"
     crowded = engine("holder", cached=900, num_pending=4, pending_tokens=4000)
     assert first("price", free, crowded) == "free"
-    slow = LinearPrice(pass_s=0.1, token_s=1e-3)
-    assert first("price", engine("slow", price=slow), engine("fast", num_running=2)) == "fast"
+    slow = LinearPredictor(pass_s=0.1, token_s=1e-3)
+    assert first("price", engine("slow", linear=slow), engine("fast", num_running=2)) == "fast"
     equal = [engine(name) for name in "abcdef"]
     names, columns = [each.name for each in equal], LoadColumns.of_choices(equal)
     for session in range(20):
         wanted = Wanted(prompt_tokens=9, output_tokens=9, session=b"%d" % session)
-        best = names[ByPrice().cheapest(wanted, columns, names)]
+        best = names[ByPredictedSeconds().cheapest(wanted, columns, names)]
         assert best == first("price", *equal, wanted=wanted)
 
 

@@ -21,9 +21,9 @@ START_S = 20.0
 
 
 def replica(*, num_pending=0, starts_in_s=0.0):
-    price = MACHINE.linear
+    linear = MACHINE.linear
     load = EngineLoad(
-        price=price, pass_s=price.pass_s, max_seqs=16,
+        linear=linear, pass_s=linear.pass_s, max_seqs=16,
         num_pending=num_pending, pending_tokens=900 * num_pending,
     )  # fmt: skip
     kv_tokens = MACHINE.settings.num_blocks[0] * MACHINE.settings.block_tokens

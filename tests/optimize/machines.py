@@ -12,9 +12,9 @@ from ridgeline.optimize import (
     DEFAULT,
     PATTERNS,
     Candidate,
+    CandidatePredictor,
     Found,
     Objective,
-    Pricer,
     QualityLimits,
     Task,
     Visit,
@@ -28,10 +28,10 @@ _SLOWER = 100.0  # than a whole server of those processors: some requests a seco
 LOADED = load_model(EngineConfig())
 
 
-def pricer(**settings) -> Pricer:
+def predictor(**settings) -> CandidatePredictor:
     """Of the embedded model on a machine of the catalogue; nothing is measured."""
     ceilings = load_catalogue().device("epyc-9654").ceilings()
-    return Pricer(
+    return CandidatePredictor(
         EngineConfig(**settings),
         LOADED,
         executor_traits("cpu"),
@@ -64,13 +64,13 @@ class SimulatedMachine:
 
     def __init__(
         self,
-        predicted: Pricer,
+        predicted: CandidatePredictor,
         *,
         planted: Mapping[tuple[str, object], float] | None = None,
         noise: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self._pricer, self._planted, self._noise = predicted, planted or {}, noise
+        self._predictor, self._planted, self._noise = predicted, planted or {}, noise
         self._rng = random.Random(seed)
         self.now_s = 0.0
         self.visited: list[Candidate] = []
@@ -88,7 +88,7 @@ class SimulatedMachine:
         return factor
 
     def outcomes(self, candidate: Candidate, arrivals: Sequence[object]) -> tuple[Outcome, ...]:
-        return stretched(self._pricer.outcomes(candidate, arrivals), self.slowness(candidate))
+        return stretched(self._predictor.outcomes(candidate, arrivals), self.slowness(candidate))
 
     def visit(self, candidate, arrivals, *, seed):
         if self.interrupt_after is not None and len(self.visited) >= self.interrupt_after:

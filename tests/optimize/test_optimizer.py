@@ -4,7 +4,7 @@ from math import exp, log
 
 import numpy as np
 import pytest
-from tests.optimize.machines import SimulatedMachine, pricer, task
+from tests.optimize.machines import SimulatedMachine, predictor, task
 
 from ridgeline.optimize import DEFAULT, Candidate, Journal, Objective, Optimizer
 from ridgeline.optimize.belief import Belief
@@ -24,13 +24,13 @@ def quantized(name):
 def find(folder, machine, *, asked=None, **wanted):
     wanted = {"given": FORMATS_ALONE, "budget_s": 120.0} | wanted
     journal = Journal({"asked": asked}, folder)
-    found = Optimizer(task(**wanted), pricer(), machine, journal, clock=machine.clock).find()
+    found = Optimizer(task(**wanted), predictor(), machine, journal, clock=machine.clock).find()
     journal.forget()
     return found
 
 
 def test_the_best_by_prediction_is_proven_where_the_machine_is_as_predicted(tmp_path):
-    machine = SimulatedMachine(pricer(), noise=0.02)
+    machine = SimulatedMachine(predictor(), noise=0.02)
     found = find(tmp_path, machine)
     assert found.winner.changes[0][1] in INT4
     ratio = found.ratios[found.winner]
@@ -43,7 +43,7 @@ def test_the_best_by_prediction_is_proven_where_the_machine_is_as_predicted(tmp_
 
 def test_a_planted_slow_format_is_found(tmp_path):
     planted = {("quantization", name): 1.3 for name in INT4}
-    machine = SimulatedMachine(pricer(), planted=planted, noise=0.02)
+    machine = SimulatedMachine(predictor(), planted=planted, noise=0.02)
     found = find(tmp_path, machine)
     # Whether int8 is faster than none depends on the instructions of the processor at hand.
     others = (DEFAULT, quantized("int8"))
@@ -53,13 +53,13 @@ def test_a_planted_slow_format_is_found(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_default_is_never_replaced_by_something_worse(tmp_path, seed):
     planted = {("quantization", name): 1.2 for name in ("int8", *INT4)}
-    machine = SimulatedMachine(pricer(), planted=planted, noise=0.15, seed=seed)
+    machine = SimulatedMachine(predictor(), planted=planted, noise=0.15, seed=seed)
     found = find(tmp_path, machine)
     assert found.winner == DEFAULT or machine.true_ratio(found.winner, found) >= 0.99
 
 
 def test_no_visit_has_the_texts_of_another(tmp_path):
-    machine = SimulatedMachine(pricer(), noise=0.02)
+    machine = SimulatedMachine(predictor(), noise=0.02)
     seeds, visit = [], machine.visit
 
     def noting(candidate, arrivals, *, seed):
@@ -72,32 +72,32 @@ def test_no_visit_has_the_texts_of_another(tmp_path):
 
 
 def test_equal_settings_leave_the_default(tmp_path):
-    machine = SimulatedMachine(pricer(), noise=0.03)
+    machine = SimulatedMachine(predictor(), noise=0.03)
     given = tuple(name for name in FORMATS_ALONE if name != "max_num_batched_tokens")
     found = find(tmp_path, machine, given=(*given, "quantization"))
     assert (found.winner, found.steps) == (DEFAULT, [])
 
 
 def test_less_memory_is_taken_where_goodput_stays(tmp_path):
-    machine = SimulatedMachine(pricer(), noise=0.01)
+    machine = SimulatedMachine(predictor(), noise=0.01)
     given = tuple(name for name in FORMATS_ALONE if name != "max_num_seqs")
     found = find(tmp_path, machine, given=given, objective=Objective.MEMORY)
-    predicted = pricer()
+    predicted = predictor()
     assert predicted.memory_bytes(found.winner) < predicted.memory_bytes(DEFAULT)
     assert machine.true_ratio(found.winner, found) > 0.9
 
 
 def test_an_interrupted_run_goes_on_with_what_it_measured(tmp_path):
-    machine = SimulatedMachine(pricer(), noise=0.02)
+    machine = SimulatedMachine(predictor(), noise=0.02)
     machine.interrupt_after = 7
     with pytest.raises(KeyboardInterrupt):
         find(tmp_path, machine)
-    again = SimulatedMachine(pricer(), noise=0.02, seed=1)
+    again = SimulatedMachine(predictor(), noise=0.02, seed=1)
     found = find(tmp_path, again)
     assert found.winner.changes[0][1] in INT4
     assert len(found.visits) > len(again.visited)  # the rest is of the first run
     assert not list(tmp_path.rglob("*.json"))  # a whole run leaves nothing
-    other = SimulatedMachine(pricer(), noise=0.02)
+    other = SimulatedMachine(predictor(), noise=0.02)
     found = find(tmp_path, other, asked="something else")
     assert len(found.visits) == len(other.visited)
 
@@ -105,11 +105,11 @@ def test_an_interrupted_run_goes_on_with_what_it_measured(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_was_interrupted_in_its_proof_knows_whom_it_compares(tmp_path):
     """Also one that was never raced, if there is no time to screen it again."""
-    machine = SimulatedMachine(pricer(), noise=0.05)
+    machine = SimulatedMachine(predictor(), noise=0.05)
     machine.interrupt_after = 14
     with pytest.raises(KeyboardInterrupt):
         find(tmp_path, machine, given=(), budget_s=40.0)
-    again = SimulatedMachine(pricer(), noise=0.05, seed=100)
+    again = SimulatedMachine(predictor(), noise=0.05, seed=100)
     again.look_s = 0.1
     found = find(tmp_path, again, given=(), budget_s=40.0)
     compared = {each.candidate for each in found.visits if each.stage == "proof"}

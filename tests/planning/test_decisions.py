@@ -15,9 +15,9 @@ from ridgeline.planning.simulation import make_loop, run_arrivals
 from ridgeline.planning.workload import Arrival
 from ridgeline.roofline import PricedModel
 from ridgeline.scheduler import Speculation
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.prediction import LinearPredictor
 
-PRICE = LinearPrice(pass_s=2e-3, token_s=1e-4, pair_s=1e-7)
+PREDICTOR = LinearPredictor(pass_s=2e-3, token_s=1e-4, pair_s=1e-7)
 PROMPTS = (3, 20, 60)
 MAX_LEN = 100
 ACCEPTANCE = 0.6
@@ -34,7 +34,7 @@ class _Timed:
         return getattr(self._executor, name)
 
     def submit(self, plan):
-        self._free_s = max(self._free_s, self._clock()) + PRICE.seconds(plan)
+        self._free_s = max(self._free_s, self._clock()) + PREDICTOR.seconds(plan)
         return _TimedHandle(self._executor.submit(plan), self._clock, self._free_s)
 
 
@@ -158,7 +158,7 @@ def run(executor, clock, *, drafter=None, **settings):
         recorded,
         config,
         clock,
-        price=PRICE,
+        predictor=PREDICTOR,
         kv_pool_bytes=POOL_TOKENS * per_token,
         speculation=None if drafter is None else Speculation(drafter=drafter, max_tokens=3),
     )
@@ -180,7 +180,7 @@ def simulated(config, drafter=None, **settings):
     model, clock = tiny_model(config), VirtualClock()
     priced = PricedModel(spec=model.spec, ops=model.ops, activations=FLOAT64)
     executor = _Simulated(
-        {ModelRole.TARGET: priced}, PRICE, clock, block_tokens=4, acceptance=ACCEPTANCE
+        {ModelRole.TARGET: priced}, PREDICTOR, clock, block_tokens=4, acceptance=ACCEPTANCE
     )
     return run(executor, clock, drafter=drafter, **settings)
 

@@ -21,7 +21,7 @@ from ridgeline.planning import (
 )
 from ridgeline.planning.replica import choose_replica
 from ridgeline.planning.workload import paced
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.prediction import LinearPredictor
 
 
 def test_no_more_run_at_once_than_a_step_has_tokens():
@@ -95,7 +95,7 @@ def test_what_is_left_out_is_counted_by_how_long_requests_stay_under_load(monkey
 
 def test_one_at_a_time_waits_as_queueing_theory_says():
     """One sequence at a time, constant service: M/D/1."""
-    price = LinearPrice(pass_s=0.01, token_s=0.0)
+    predictor = LinearPredictor(pass_s=0.01, token_s=0.0)
     tokens, rate = 10, 7.0  # service 0.1 s, ρ = 0.7
     arrivals = poisson(rate_rps=rate, num_requests=3000, prompt_tokens=5, output_tokens=tokens)
     config = EngineConfig(max_num_seqs=1, max_model_len=64)
@@ -107,7 +107,9 @@ def test_one_at_a_time_waits_as_queueing_theory_says():
         }
         | {"host_step_s": 0.0, "host_segment_s": 0.0}
     )
-    traffic = simulate(model("gpt2"), quiet, arrivals, config, kv_pool_bytes=1e9, price=price)
+    traffic = simulate(
+        model("gpt2"), quiet, arrivals, config, kv_pool_bytes=1e9, predictor=predictor
+    )
     waits = [item.timings.ttft_s - 0.01 for item in traffic.answers]
     load_share = rate * 0.1
     expected = rate * 0.1**2 / (2 * (1 - load_share))  # Pollaczek and Khinchine

@@ -1,4 +1,4 @@
-"""The scheduler against a virtual clock: steps take what a linear price says, tokens are all 7."""
+"""The scheduler against a virtual clock: linear seconds of steps, tokens are all 7."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -7,10 +7,10 @@ from ridgeline.core.errors import OverloadedError
 from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.scheduler import LinearPrice, Scheduler, SchedulerConfig
+from ridgeline.scheduler import LinearPredictor, Scheduler, SchedulerConfig
 
 # About a 1B model on a small machine: 10 ms a pass, 0.5 ms a token.
-PRICE = LinearPrice(pass_s=0.010, token_s=0.0005, pair_s=1e-8)
+PREDICTOR = LinearPredictor(pass_s=0.010, token_s=0.0005, pair_s=1e-8)
 TOKEN, NOTHING = SegmentResult(token_ids=(7,)), SegmentResult()
 
 
@@ -26,16 +26,16 @@ class Record:
 
 
 class Simulation:
-    def __init__(self, *, price=PRICE, believed=None, **settings):
+    def __init__(self, *, predictor=PREDICTOR, believed=None, **settings):
         self.now_s = 0.0
-        self.price = price
+        self.predictor = predictor
         defaults = {
             "max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 20_000,
             "num_blocks": (100_000,), "windows": (None,), "block_tokens": 16,
         }  # fmt: skip
         self.scheduler = Scheduler(
             SchedulerConfig(**{**defaults, **settings}),
-            price=believed or price,
+            predictor=believed or predictor,
             clock=lambda: self.now_s,
         )
         self.records: dict[int, Record] = {}
@@ -55,7 +55,7 @@ class Simulation:
                     times.append(self.now_s + self.scheduler.wait_s)
                 self.now_s = max(self.now_s, min(times))
                 continue
-            self.steps.append(self.price.seconds(plan))
+            self.steps.append(self.predictor.seconds(plan))
             self.now_s += self.steps[-1]
             outcomes = tuple(
                 TOKEN if segment.outputs.sample else NOTHING for segment in plan.passes[0].segments

@@ -5,14 +5,14 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from tests.scheduler.simulation import PRICE, TOKEN, Simulation, make_request
+from tests.scheduler.simulation import PREDICTOR, TOKEN, Simulation, make_request
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, OverloadedError, SettingsError
 from ridgeline.core.request import FinishReason
 from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.scheduler import LinearPrice
+from ridgeline.scheduler import LinearPredictor
 from ridgeline.scheduler.sequence import Sequence
 
 
@@ -68,7 +68,7 @@ def test_edf_does_not_take_a_limit_of_output_for_its_length():
 
 def test_edf_with_a_wrong_price_is_still_better_than_fcfs():
     """The price is scaled by what steps really take, so an error of 30 × hardly matters."""
-    believed = LinearPrice(pass_s=0.3, token_s=0.015)
+    believed = LinearPredictor(pass_s=0.3, token_s=0.015)
     met = sum(
         record.met_its_deadline
         for record in overloaded_with_deadlines("edf", seed=0, believed=believed)
@@ -472,4 +472,4 @@ def test_the_linear_price_is_the_sum_of_its_parts():
     simulation.scheduler.add(make_request(0, 0.0, prompt=100))
     plan = simulation.scheduler.schedule()
     pairs = 100 * 101 / 2
-    assert PRICE.seconds(plan) == pytest.approx(0.010 + 100 * 0.0005 + pairs * 1e-8)
+    assert PREDICTOR.seconds(plan) == pytest.approx(0.010 + 100 * 0.0005 + pairs * 1e-8)

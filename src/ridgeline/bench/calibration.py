@@ -35,7 +35,7 @@ from ridgeline.roofline.calibration import Calibration, calibrate
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.features import pass_terms
 from ridgeline.roofline.fitting import Sample
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.prediction import LinearPredictor
 from ridgeline.weights import DummyWeights
 
 Progress = Callable[[int, int, str], None]
@@ -363,10 +363,10 @@ def _loop_step_s(num_sequences: int, num_steps: int) -> float:
     """Wall seconds of a step whose execution takes none, and which is no replay of several."""
     spec = describe(SHAPES["wide"]).spec
     model = PricedModel(spec=spec, ops=lower(spec))
-    clock, free = VirtualClock(), LinearPrice(pass_s=0.0, token_s=0.0)
+    clock, free = VirtualClock(), LinearPredictor(pass_s=0.0, token_s=0.0)
     executor = SimulatedExecutor({ModelRole.TARGET: model}, free, clock)
     config = EngineConfig(max_num_seqs=num_sequences, max_model_len=512, decode_replay_s=0.0)
-    loop, scheduler = make_loop(executor, config, clock, price=free, kv_pool_bytes=1e9)
+    loop, scheduler = make_loop(executor, config, clock, predictor=free, kv_pool_bytes=1e9)
     one = Arrival(arrival_s=0.0, prompt_tokens=8, output_tokens=num_steps)
     start = time.perf_counter()
     run_arrivals(loop, scheduler, [one] * num_sequences, clock)

@@ -30,7 +30,7 @@ from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
     from ridgeline.engine.loading import LoadedModel
-    from ridgeline.optimize import Found, Journal, Judge, Pricer, Task
+    from ridgeline.optimize import CandidatePredictor, Found, Journal, Judge, Task
     from ridgeline.planning import Arrival
 
 _WORKLOADS = ("chat", "rag", "agents", "batch")
@@ -145,17 +145,17 @@ def _optimize(
         loaded = load_model(base, progress=progress)
     if not loaded.model.spec.has_head:
         raise UnsupportedModelError("Only models that generate text have settings to choose here.")
-    pricer = _pricer(base, executor, loaded)
+    predictor = _predictor(base, executor, loaded)
     task = _task(arguments, base, executor, loaded, slo, observed)
-    _check_lengths(task, pricer.context)
+    _check_lengths(task, predictor.context)
     texts = _texts(arguments)
     journal = Journal(_asked(arguments, base, task, texts))
     _announce(arguments.budget, goes_on=bool(journal.kept.visits))
-    judge, watch = _judge(task, base, loaded, texts, pricer.context), Watch()
-    found = _search(task, pricer, journal, judge, _corpus(loaded, texts))
+    judge, watch = _judge(task, base, loaded, texts, predictor.context), Watch()
+    found = _search(task, predictor, journal, judge, _corpus(loaded, texts))
     result = to_json(
         found,
-        pricer,
+        predictor,
         model=base.model or "embedded",
         executor=executor,
         commands=_commands(arguments, found),
@@ -165,12 +165,12 @@ def _optimize(
     return result, journal
 
 
-def _pricer(base: EngineConfig, executor: str, loaded: "LoadedModel") -> "Pricer":
-    from ridgeline.optimize import Pricer
+def _predictor(base: EngineConfig, executor: str, loaded: "LoadedModel") -> "CandidatePredictor":
+    from ridgeline.optimize import CandidatePredictor
 
     calibration = calibration_of(executor, anew=False)
     memory_bytes, kv_share = this_engine_memory(executor)
-    return Pricer(
+    return CandidatePredictor(
         base,
         loaded,
         executor_traits(executor),
@@ -196,12 +196,16 @@ def _announce(budget_s: float, *, goes_on: bool) -> None:
 
 
 def _search(
-    task: "Task", pricer: "Pricer", journal: "Journal", judge: "Judge | None", corpus: Sequence[int]
+    task: "Task",
+    predictor: "CandidatePredictor",
+    journal: "Journal",
+    judge: "Judge | None",
+    corpus: Sequence[int],
 ) -> "Found":
     from ridgeline.optimize import EngineMeasurer, Optimizer
     from ridgeline.optimize.space import DEFAULT
 
-    roomy = 8 * pricer.memory_bytes(DEFAULT) < pricer.available_bytes
+    roomy = 8 * predictor.memory_bytes(DEFAULT) < predictor.available_bytes
     measurer = EngineMeasurer(task.base, corpus, most_open=3 if roomy else 1)
     logger = logging.getLogger("ridgeline")
     level = logger.level
@@ -210,7 +214,7 @@ def _search(
         with loading_bar(of_bytes=False) as show:
             return Optimizer(
                 task,
-                pricer,
+                predictor,
                 measurer,
                 journal,
                 judge=judge,

@@ -19,8 +19,8 @@ from ridgeline.roofline.history import past_errors, past_sentences
 from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
-    from ridgeline.optimize import Pricer
-    from ridgeline.optimize.screening import Priced, Screened
+    from ridgeline.optimize import CandidatePredictor
+    from ridgeline.optimize.screening import PredictedCandidate, Screened
 
 _PROPOSED = 5
 _MOST_REQUESTS = 1000
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace, observed: ObservedTraffic, slo: Slo) -> dict[str, Any]:
     from ridgeline.engine.loading import load_model
-    from ridgeline.optimize import DEFAULT, Objective, Pricer, declared_space
+    from ridgeline.optimize import DEFAULT, CandidatePredictor, Objective, declared_space
     from ridgeline.optimize.screening import screen
 
     base = with_overrides(EngineConfig(), **observed.settings)
@@ -65,13 +65,15 @@ def _report(arguments: argparse.Namespace, observed: ObservedTraffic, slo: Slo) 
     memory_bytes, kv_share = this_engine_memory(executor)
     traits = executor_traits(executor)
     calibration = corrected(calibration_of(executor, anew=False), observed.level)
-    pricer = Pricer(base, loaded, traits, calibration, memory_bytes=memory_bytes, kv_share=kv_share)
+    predictor = CandidatePredictor(
+        base, loaded, traits, calibration, memory_bytes=memory_bytes, kv_share=kv_share
+    )
     space = declared_space(
         base, traits, slo=slo, is_quantized=loaded.definition.quantization is not None
     )
     arrivals = list(observed.arrivals)[-_MOST_REQUESTS:]
     screened = screen(
-        pricer,
+        predictor,
         list(space.points()),
         arrivals,
         objective=Objective(arguments.objective),
@@ -92,12 +94,12 @@ def _report(arguments: argparse.Namespace, observed: ObservedTraffic, slo: Slo) 
         "slo": slo.limits,
         "value": default.value,
         "unit": Objective(arguments.objective).unit,
-        "proposals": _proposals(screened, default, pricer, by_memory=by_memory),
+        "proposals": _proposals(screened, default, predictor, by_memory=by_memory),
         "num_simulated": screened.num_simulated,
         "past_errors": past_sentences(
             past_errors(
                 executor,
-                {pricer.model(each.candidate).main_format.name for each in screened.leaders},
+                {predictor.model(each.candidate).main_format.name for each in screened.leaders},
             )
         ),
         "prove": again if arguments.slo is None else f"{again} --slo {arguments.slo}",
@@ -117,13 +119,17 @@ def _summary(observed: ObservedTraffic) -> dict[str, float]:
 
 
 def _proposals(
-    screened: "Screened", default: "Priced", pricer: "Pricer", *, by_memory: bool
+    screened: "Screened",
+    default: "PredictedCandidate",
+    predictor: "CandidatePredictor",
+    *,
+    by_memory: bool,
 ) -> Sequence[dict[str, Any]]:
     """Changes whose predicted gain, at the lower end of its interval, is more than nothing."""
     found = []
     for each in screened.leaders:
         change = log(each.value / default.value)
-        error = _deviation(pricer, each, default)
+        error = _deviation(predictor, each, default)
         low, high = exp(change - _QUANTILE * error), exp(change + _QUANTILE * error)
         memory = each.memory_bytes / default.memory_bytes
         is_better = memory < 1 if by_memory else low > 1
@@ -141,12 +147,14 @@ def _proposals(
     return found
 
 
-def _deviation(pricer: "Pricer", one: "Priced", other: "Priced") -> float:
+def _deviation(
+    predictor: "CandidatePredictor", one: "PredictedCandidate", other: "PredictedCandidate"
+) -> float:
     """Of the logarithm of a predicted ratio: that of the calibration where formats differ."""
     if one.candidate.formats == other.candidate.formats:
         return _SAME_FORMAT
-    form = pricer.model(one.candidate).main_format
-    return min(_WIDEST, pricer.calibration.spread("decode", form).deviation)
+    form = predictor.model(one.candidate).main_format
+    return min(_WIDEST, predictor.calibration.spread("decode", form).deviation)
 
 
 def _print(report: dict[str, Any]) -> None:

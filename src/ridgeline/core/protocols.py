@@ -150,7 +150,7 @@ class Executor(Protocol):
         """Free everything. A closed executor takes no more plans."""
 
 
-class StepPrice(Protocol):
+class StepTimePredictor(Protocol):
     """Predicts how long steps take, before they are made."""
 
     def seconds(self, plan: StepPlan) -> float:

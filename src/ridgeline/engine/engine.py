@@ -12,7 +12,7 @@ from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.kv_tiers import kv_digest, make_transfers
 from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.observing import keep_errors, make_observer, step_price
+from ridgeline.engine.observing import keep_errors, make_observer, step_predictor
 from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.segment_gate import check_segment_reuse
 from ridgeline.engine.speculation import (
@@ -86,14 +86,14 @@ class Engine:
             ops = models[ModelRole.TARGET].ops
             check_segment_reuse(self.executor, ops, config, resolved)
         self.observer = make_observer(config, models, self.executor)
-        price = step_price(self.observer)
+        predictor = step_predictor(self.observer)
         self.grammars = make_grammars(loaded)
         self.speculation = make_speculation(
             config,
             resolved,
             self.executor,
             constraints=self.grammars,
-            price=price,
+            predictor=predictor,
             sharing=sharing_passes(draft),
         )
         digest = kv_digest(
@@ -107,7 +107,7 @@ class Engine:
                 max_in_flight=self.executor.max_in_flight,
             ),
             self.speculation,
-            price=price,
+            predictor=predictor,
             transfers=make_transfers(config, self.executor, digest),
         )
         self.info = EngineInfo(

@@ -7,20 +7,25 @@ from typing import Any
 from ridgeline.core.config import ResolvedConfig
 from ridgeline.core.pooling import PoolingSpec
 from ridgeline.core.spec import ModelSpec
-from ridgeline.scheduler.pricing import DEFAULT_CURVE, DEFAULT_PRICE, LinearPrice, StepCurve
+from ridgeline.scheduler.prediction import (
+    DEFAULT_CURVE,
+    DEFAULT_PREDICTOR,
+    LinearPredictor,
+    StepCurve,
+)
 from ridgeline.text import ChatTemplate, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
     """``line`` is for whoever loaded the model. ``weights_format`` is that of most weights.
-    ``price`` is what steps cost, as far as it is linear; ``curve`` by their tokens."""
+    ``linear`` is what steps take, as far as that is linear; ``curve`` by their tokens."""
 
     line: str
     weights_format: str
     weights_bytes: int
     num_parameters: int
-    price: LinearPrice = DEFAULT_PRICE
+    linear: LinearPredictor = DEFAULT_PREDICTOR
     curve: StepCurve = DEFAULT_CURVE
 
 

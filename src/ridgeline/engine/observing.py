@@ -13,7 +13,7 @@ from ridgeline.core.expert_load import ExpertLoad, expert_load
 from ridgeline.core.ops import MoE, Op
 from ridgeline.core.parallel_layout import Link, ParallelLayout, borders
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.protocols import Executor, StepPrice
+from ridgeline.core.protocols import Executor, StepTimePredictor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.library import native_level
@@ -28,7 +28,7 @@ from ridgeline.roofline.calibration import (
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.memory import weights_bytes
 from ridgeline.roofline.predict import StepPredictor
-from ridgeline.scheduler import DEFAULT_PRICE
+from ridgeline.scheduler import DEFAULT_PREDICTOR
 
 _log = logging.getLogger(__name__)
 
@@ -102,8 +102,8 @@ def with_link(calibration: Calibration, link: Link) -> Calibration:
     return replace_fields(calibration, ceilings=ceilings)
 
 
-def step_price(observer: Observer) -> StepPrice:
-    """What the scheduler prices steps with.
+def step_predictor(observer: Observer) -> StepTimePredictor:
+    """What the scheduler predicts steps with.
 
     Without a calibration proportions alone are known; those of the models are of their weights.
     """
@@ -111,7 +111,7 @@ def step_price(observer: Observer) -> StepPrice:
         return observer.predictor
     sizes = {role: weights_bytes(model) for role, model in observer.models.items()}
     share = sizes.get(ModelRole.DRAFT, 0.0) / sizes[ModelRole.TARGET]
-    return replace(DEFAULT_PRICE, draft_share=min(1.0, share))
+    return replace(DEFAULT_PREDICTOR, draft_share=min(1.0, share))
 
 
 def keep_errors(observer: Observer, *, model: str, executor: str) -> None:

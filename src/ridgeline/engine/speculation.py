@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.protocols import ConstraintFactory, Executor, StepPrice
+from ridgeline.core.protocols import ConstraintFactory, Executor, StepTimePredictor
 from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION
 from ridgeline.decoding.grammars import GrammarCompiler
 from ridgeline.engine.draft_head import load_draft_head, names_head
@@ -20,7 +20,7 @@ from ridgeline.scheduler import (
     FeatureHead,
     Speculation,
 )
-from ridgeline.scheduler.pricing import DEFAULT_PRICE
+from ridgeline.scheduler.prediction import DEFAULT_PREDICTOR
 from ridgeline.weights import EMBEDDED, Adapter, embedded_draft_folder
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def make_speculation(
     resolved: ResolvedConfig,
     executor: Executor,
     *,
-    price: StepPrice = DEFAULT_PRICE,
+    predictor: StepTimePredictor = DEFAULT_PREDICTOR,
     constraints: ConstraintFactory | None = None,
     sharing: DraftPasses | None = None,
 ) -> Speculation:
@@ -145,7 +145,7 @@ def make_speculation(
 
         drafter = make_drafter(
             config.speculation,
-            price,
+            predictor,
             max_tokens=config.num_speculative_tokens,
             has_model=draft_model is not None,
             is_tree=config.draft_shape == "tree",

@@ -18,7 +18,12 @@ from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.memory import bits_per_weight, num_parameters, weights_bytes
 from ridgeline.roofline.predict import Prediction, StepPredictor, is_known
-from ridgeline.scheduler.pricing import DEFAULT_CURVE, DEFAULT_PRICE, LinearPrice, StepCurve
+from ridgeline.scheduler.prediction import (
+    DEFAULT_CURVE,
+    DEFAULT_PREDICTOR,
+    LinearPredictor,
+    StepCurve,
+)
 
 _CONTEXT = 512  # tokens before the one whose seconds are predicted
 _PROMPT, _FAR = 256, 2048
@@ -42,13 +47,13 @@ def load_summary(
         weights_format=priced.main_format.name,
         weights_bytes=int(weights_bytes(priced)),
         num_parameters=num_parameters(priced),
-        price=DEFAULT_PRICE if predictor is None else linear_price(predictor, priced),
+        linear=DEFAULT_PREDICTOR if predictor is None else linear_predictor(predictor, priced),
         curve=DEFAULT_CURVE if predictor is None else step_curve(predictor, priced),
     )
 
 
-def linear_price(predictor: StepPredictor, model: PricedModel) -> LinearPrice:
-    """The price through three of its points: a token alone, and a prompt of `_PROMPT` tokens at the
+def linear_predictor(predictor: StepPredictor, model: PricedModel) -> LinearPredictor:
+    """The line through three of its points: a token alone, and a prompt of `_PROMPT` tokens at the
     beginning and after as many as the context allows."""
     context = max(1, min(_FAR, model.spec.max_position - _PROMPT))
     near = predictor.segment_seconds(_PROMPT, 0)
@@ -57,11 +62,11 @@ def linear_price(predictor: StepPredictor, model: PricedModel) -> LinearPrice:
     token_s = max(0.0, near / _PROMPT - pair_s * (_PROMPT + 1) / 2)
     of_model = StepPredictor({ModelRole.TARGET: model}, predictor.calibration)
     one_s = of_model.batch_seconds(make_batch([(0, 1)]))
-    return LinearPrice(pass_s=max(0.0, one_s - token_s), token_s=token_s, pair_s=pair_s)
+    return LinearPredictor(pass_s=max(0.0, one_s - token_s), token_s=token_s, pair_s=pair_s)
 
 
 def step_curve(predictor: StepPredictor, model: PricedModel) -> StepCurve:
-    """The price of a prompt's tokens alone by their number, and of decodes by their context."""
+    """Seconds of a prompt's tokens alone by their number, and of decodes by their context."""
     of_model = StepPredictor({ModelRole.TARGET: model}, predictor.calibration)
     longest, context = model.spec.max_position, min(_FAR, model.spec.max_position - 1)
     tokens = tuple(each for each in _CURVE_TOKENS if each <= max(16, longest))

@@ -269,7 +269,7 @@ def _told(engine: RoutedEngine, now_s: float) -> dict[str, Any]:
         **{name: getattr(engine.state, name) for name in ("kv_usage", "hit_rate", "busy", "mbu")},
         "max_seqs": engine.state.max_seqs,
         "kv_tokens": engine.state.kv_tokens,
-        "price": engine.state.price,
+        "price": engine.state.linear,
         "curve": engine.state.curve,
     }
 

@@ -19,7 +19,7 @@ from ridgeline.fleet.light_simulation import ReplicaLoad
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.router import PREFIX
 from ridgeline.fleet.scaling import ScalingDecision, ScalingGoal, ScalingPolicy
-from ridgeline.scheduler.pricing import DEFAULT_CURVE, LinearPrice, StepCurve
+from ridgeline.scheduler.prediction import DEFAULT_CURVE, LinearPredictor, StepCurve
 
 _log = logging.getLogger(__name__)
 _KEPT = 32  # decisions
@@ -84,9 +84,9 @@ class Autoscaler:
     Engines that have joined serve, too, while they are up: they are no part of the number that is
     wanted, nor of its bounds.
 
-    Engines without a calibration have no price in seconds: then nothing is decided before some
-    streams have shown their pace, by which every price is corrected. ``say`` hears a line of each
-    decision, and later one of what came of it.
+    Engines without a calibration have no predicted seconds: then nothing is decided before some
+    streams have shown their pace, by which every prediction is corrected. ``say`` hears a line of
+    each decision, and later one of what came of it.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Autoscaler:
         loop, control = asyncio.get_running_loop(), self._control
         now_s = loop.time()
         self._judge(now_s)
-        if not self._pace.is_known and not any(map(_is_priced, control.staying)):
+        if not self._pace.is_known and not any(map(_is_calibrated, control.staying)):
             return
         self._policy.start_s = control.start_s
         self._forecast.look_ahead(self._policy.ahead_s)
@@ -243,13 +243,13 @@ class Autoscaler:
 
     def _load(self, engine: RoutedEngine) -> ReplicaLoad:
         state, factor = engine.state, self._pace.factor
-        price = LinearPrice(
+        linear = LinearPredictor(
             pass_s=factor * state.pass_s,
             token_s=factor * state.token_s,
             pair_s=factor * state.pair_s,
         )
         choice = engine.tracker.choice(
-            engine.name, (), price=price, pass_s=price.pass_s, max_seqs=state.max_seqs
+            engine.name, (), linear=linear, pass_s=linear.pass_s, max_seqs=state.max_seqs
         )
         return ReplicaLoad(
             load=choice.load, curve=_curve(engine).slower(factor), kv_tokens=state.kv_tokens
@@ -305,8 +305,8 @@ def _percent(share: float | None) -> str:
 
 
 def _curve(engine: RoutedEngine) -> StepCurve:
-    return engine.state.curve or StepCurve.of_linear(engine.state.price)
+    return engine.state.curve or StepCurve.of_linear(engine.state.linear)
 
 
-def _is_priced(engine: RoutedEngine) -> bool:
+def _is_calibrated(engine: RoutedEngine) -> bool:
     return engine.state.curve not in (None, DEFAULT_CURVE)

@@ -16,7 +16,7 @@ from ridgeline.fleet.simulation import SimulatedMachine, simulate_fleet
 from ridgeline.planning.traffic import Traffic
 from ridgeline.planning.workload import Arrival
 from ridgeline.scheduler import SchedulerConfig
-from ridgeline.scheduler.pricing import DEFAULT_CURVE, CurvePrice, LinearPrice, StepCurve
+from ridgeline.scheduler.prediction import DEFAULT_CURVE, CurvePredictor, LinearPredictor, StepCurve
 
 _TEXT = "The history of the sea is long. Once upon a time"
 _REQUESTS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ class EngineTold(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs: int = 256
     kv_tokens: int = 1 << 17
     curve: StepCurve | None = None
-    price: LinearPrice | None = None
+    linear: LinearPredictor | None = None
 
 
 class FleetTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,10 +133,10 @@ async def replay(
 def predicted(
     state: FleetTold, requests: Sequence[LoggedRequest], *, speed: float = 1.0
 ) -> Traffic | None:
-    """What the engines of a fleet make of a log by their own price, simulated; ``None`` where they
-    have none in seconds, as no calibration was made."""
+    """What the engines of a fleet make of a log by their own predictions, simulated; ``None`` where
+    they have none in seconds, as no calibration was made."""
     told = next((each for each in state.engines if each.up), None)
-    if told is None or told.curve in (None, DEFAULT_CURVE) or told.price is None:
+    if told is None or told.curve in (None, DEFAULT_CURVE) or told.linear is None:
         return None
     first_s, longest = requests[0].at_s, max(r.prompt_tokens + r.output_tokens for r in requests)
     blocks = max(told.kv_tokens, 2 * longest) // _BLOCK_TOKENS + 2
@@ -150,8 +150,8 @@ def predicted(
     )
     machine = SimulatedMachine(
         settings=settings,
-        price=CurvePrice(curve=told.curve, pair_s=told.price.pair_s),
-        linear=told.price,
+        predictor=CurvePredictor(curve=told.curve, pair_s=told.linear.pair_s),
+        linear=told.linear,
         curve=told.curve,
     )
     arrivals = [

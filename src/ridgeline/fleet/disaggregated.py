@@ -7,8 +7,8 @@ from math import inf
 
 import numpy as np
 
-from ridgeline.fleet.pairs import PairPrice, pair_price, prompt_seconds, transfer_seconds
-from ridgeline.fleet.policies import ByPrice, Floats, Wanted
+from ridgeline.fleet.pairs import PairSeconds, pair_seconds, prompt_seconds, transfer_seconds
+from ridgeline.fleet.policies import ByPredictedSeconds, Floats, Wanted
 from ridgeline.fleet.roles import Roles
 from ridgeline.fleet.simulation import (
     FleetTraffic,
@@ -36,7 +36,7 @@ _Arriving = tuple[float, int, OpenRequest, SimulatedReplica, Wanted, Sequence[by
 
 
 class DisaggregatedFleet(SimulatedFleet):
-    """Replicas of which the router takes a pair for each request, by price.
+    """Replicas of which the router takes a pair for each request, by predicted seconds.
 
     ``num_prefill``: instead, so many of them compute all prompts, and the others all the rest.
     """
@@ -44,7 +44,7 @@ class DisaggregatedFleet(SimulatedFleet):
     def __init__(
         self, machine: SimulatedMachine, link: SimulatedLink, *, num_prefill: int | None = None
     ) -> None:
-        super().__init__(machine, ByPrice())
+        super().__init__(machine, ByPredictedSeconds())
         self._link, self._num_prefill = link, num_prefill
         self._arriving: list[_Arriving] = []  # by time, and then by number
         self._roles = Roles()
@@ -82,14 +82,14 @@ class DisaggregatedFleet(SimulatedFleet):
         self, number: int, arrival: Arrival, wanted: Wanted, blocks: Sequence[bytes]
     ) -> SimulatedReplica:
         now_s = arrival.arrival_s
-        price = self._pairs(wanted, blocks, now_s)
-        if price is None:
+        pairs = self._pairs(wanted, blocks, now_s)
+        if pairs is None:
             prefill = decode = self._taking.index(self._choose(arrival, wanted, blocks))
         else:
-            prefill, decode = price.best()
+            prefill, decode = pairs.best()
         replica = self._taking[prefill]
         link = self._link
-        prompt_s = prompt_seconds(self._price, wanted, replica.cached_tokens(blocks))
+        prompt_s = prompt_seconds(self._linear, wanted, replica.cached_tokens(blocks))
         transfer_s = wanted.prompt_tokens * link.token_bytes / link.bytes_per_s + link.latency_s
         self._roles.note(now_s, wanted, prompt_s=prompt_s, transfer_s=transfer_s)
         replica.run_until(now_s)
@@ -97,14 +97,14 @@ class DisaggregatedFleet(SimulatedFleet):
 
         def begun_at(first_s: float) -> None:
             if is_first:
-                self._roles.note_seconds(prompt_s + self._price.pass_s, first_s - now_s)
+                self._roles.note_seconds(prompt_s + self._linear.pass_s, first_s - now_s)
 
         hands_over = prefill != decode and arrival.output_tokens > 1
         self._num_handing_over += hands_over
 
         def send_on(begun: OpenRequest, first_s: float) -> None:
-            price = self._pairs(wanted, blocks, first_s)
-            after = prefill if price is None else price.best_after(prefill)
+            pairs = self._pairs(wanted, blocks, first_s)
+            after = prefill if pairs is None else pairs.best_after(prefill)
             self._send_on(begun, replica, self._taking[after], wanted, blocks, first_s)
 
         replica.add(
@@ -138,7 +138,7 @@ class DisaggregatedFleet(SimulatedFleet):
             done_s = sent_s + self._link.latency_s
         heappush(self._arriving, (done_s, begun.number, begun, target, wanted, blocks))
 
-    def _pairs(self, wanted: Wanted, blocks: Sequence[bytes], now_s: float) -> PairPrice | None:
+    def _pairs(self, wanted: Wanted, blocks: Sequence[bytes], now_s: float) -> PairSeconds | None:
         taking, columns = self._taking, self._columns
         columns.cached_tokens[:] = [each.cached_tokens(blocks) for each in taking]
         if self._num_prefill is not None:
@@ -151,11 +151,11 @@ class DisaggregatedFleet(SimulatedFleet):
         rates = np.full((count, count), link.bytes_per_s)
         sizes = [link.token_bytes] * count
         transfer_s = transfer_seconds(wanted.prompt_tokens, sizes, rates, link.latency_s)
-        price = pair_price(wanted, columns, shares, transfer_s / self._roles.scale)
+        pairs = pair_seconds(wanted, columns, shares, transfer_s / self._roles.scale)
         if self._num_prefill is not None:
-            price.prefill_s[self._num_prefill :] = inf
-            price.decode_s[:, : self._num_prefill] = inf
-        return price
+            pairs.prefill_s[self._num_prefill :] = inf
+            pairs.decode_s[:, : self._num_prefill] = inf
+        return pairs
 
 
 def simulate_disaggregated(

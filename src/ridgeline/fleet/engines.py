@@ -12,7 +12,7 @@ from ridgeline.fleet.load import LoadTracker, TrackedRequest
 from ridgeline.fleet.policies import EngineChoice
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.upstream import UNREADABLE, Attempt, OwnLimitError, UpstreamError, UpstreamPool
-from ridgeline.scheduler.pricing import DEFAULT_PRICE
+from ridgeline.scheduler.prediction import DEFAULT_PREDICTOR
 from ridgeline.server.continuation import ROUTER_KEY
 from ridgeline.server.schemas.operations import EngineState
 
@@ -29,9 +29,9 @@ _UNKNOWN = EngineState(
     models=(),
     max_seqs=256,
     kv_tokens=1 << 17,
-    pass_s=DEFAULT_PRICE.pass_s,
-    token_s=DEFAULT_PRICE.token_s,
-    pair_s=DEFAULT_PRICE.pair_s,
+    pass_s=DEFAULT_PREDICTOR.pass_s,
+    token_s=DEFAULT_PREDICTOR.token_s,
+    pair_s=DEFAULT_PREDICTOR.pair_s,
 )
 
 
@@ -80,7 +80,7 @@ class RoutedEngine:
         return self.tracker.choice(
             self.name,
             request.blocks,
-            price=state.price,
+            linear=state.linear,
             pass_s=state.pass_s,
             max_seqs=state.max_seqs,
             kv_tokens=state.kv_tokens,

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 
 from ridgeline.fleet.engines import RoutedEngine
-from ridgeline.fleet.pairs import PairPrice, pair_price, prompt_seconds, transfer_seconds
+from ridgeline.fleet.pairs import PairSeconds, pair_seconds, prompt_seconds, transfer_seconds
 from ridgeline.fleet.policies import Floats, LoadColumns
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.roles import Roles
@@ -46,15 +46,15 @@ class HandingOver:
         shares = self._shares(engines, columns, now_s)
         hands_over = False
         if shares is not None:
-            price = self._price(request, engines, columns, shares)
+            pairs = self._pairs(request, engines, columns, shares)
             if request.may_be_handed_over:
-                chosen, rest = self._of_two(price).best()
+                chosen, rest = self._of_two(pairs).best()
                 hands_over = rest != chosen
             else:
-                chosen = price.best_alone()
+                chosen = pairs.best_alone()
         engine = engines[chosen]
         cached = int(columns.cached_tokens[chosen])
-        prompt_s = prompt_seconds(engine.state.price, request.wanted, cached)
+        prompt_s = prompt_seconds(engine.state.linear, request.wanted, cached)
         self.roles.note(now_s, request.wanted, prompt_s=prompt_s, transfer_s=transfer_s)
         is_first = not engine.tracker.num_pending
         alone_s = prompt_s + engine.state.pass_s if is_first else 0.0
@@ -72,11 +72,11 @@ class HandingOver:
         shares = self._shares(engines, columns, now_s)
         if shares is None:
             return source
-        price = self._of_two(self._price(request, engines, columns, shares))
-        return engines[price.best_after(engines.index(source))]
+        pairs = self._of_two(self._pairs(request, engines, columns, shares))
+        return engines[pairs.best_after(engines.index(source))]
 
-    def _of_two(self, price: PairPrice) -> PairPrice:
-        return price.of_two() if self._always else price
+    def _of_two(self, pairs: PairSeconds) -> PairSeconds:
+        return pairs.of_two() if self._always else pairs
 
     def _shares(
         self, engines: Sequence[RoutedEngine], columns: LoadColumns, now_s: float
@@ -85,17 +85,17 @@ class HandingOver:
             return np.zeros(len(engines))
         return self.roles.shares(now_s, [each.name for each in engines], columns)
 
-    def _price(
+    def _pairs(
         self,
         request: RoutedRequest,
         engines: Sequence[RoutedEngine],
         columns: LoadColumns,
         shares: Floats,
-    ) -> PairPrice:
+    ) -> PairSeconds:
         rates = [[into.source_bytes_per_s(source) for into in engines] for source in engines]
         sizes = [each.state.kv_token_bytes for each in engines]
         transfer_s = transfer_seconds(request.wanted.prompt_tokens, sizes, rates, _LATENCY_S)
-        return pair_price(request.wanted, columns, shares, transfer_s / self.roles.scale)
+        return pair_seconds(request.wanted, columns, shares, transfer_s / self.roles.scale)
 
     def _mean_transfer_s(
         self, request: RoutedRequest, engines: Sequence[RoutedEngine]

@@ -1,4 +1,4 @@
-"""What replicas will make of a load, from how they are now: steps by their price.
+"""What replicas will make of a load, from how they are now: steps by predicted seconds.
 
 Neither tokens nor blocks: a replica is its queue of prompts and how long its outputs still run, and
 decode steps between two events are one. That is some 10 µs a request, where the engine's scheduler
@@ -15,7 +15,7 @@ from math import ceil, inf, log
 
 from ridgeline.fleet.policies import EngineLoad
 from ridgeline.roofline.slo import Slo
-from ridgeline.scheduler.pricing import StepCurve
+from ridgeline.scheduler.prediction import StepCurve
 
 _STEP_TOKENS = 2048  # that a step takes of prompts at the most: engines do not say their own
 _MOST_ARRIVALS = 2000  # of those that count
@@ -37,7 +37,7 @@ class ReplicaLoad:
     def as_new(self, start_s: float) -> "ReplicaLoad":
         """One like it that takes requests in so many seconds."""
         load = self.load
-        empty = EngineLoad(price=load.price, pass_s=load.pass_s, max_seqs=load.max_seqs)
+        empty = EngineLoad(linear=load.linear, pass_s=load.pass_s, max_seqs=load.max_seqs)
         return replace(self, load=empty, starts_in_s=start_s)
 
 
@@ -118,7 +118,7 @@ class _Replica:
             self._decode(request, max(1, output * (number + 1) // (load.num_running + 1)))
 
     def cost_s(self, request: _Request) -> float:
-        """Seconds to its first token, and a tenth of those added to others (`PlacementPrice`)."""
+        """Seconds to its first token, and a tenth of those added to others (`PlacementSeconds`)."""
         tokens = self._waiting_tokens + request.prompt * (1 + len(self._decoding) / 10)
         return self._token_s * tokens + max(0.0, self._now_s - request.arrival_s)
 
@@ -163,7 +163,7 @@ class _Replica:
             ended.append(self._queue.popleft())
         num_tokens = len(self._decoding) + _STEP_TOKENS - left
         seconds = self._curve.step_s(num_tokens, self._context)
-        self._advance(1, seconds + self._load.price.pair_s * pairs)
+        self._advance(1, seconds + self._load.linear.pair_s * pairs)
         for request in ended:
             request.first_s = self._now_s
             self._decode(request, request.output - 1)

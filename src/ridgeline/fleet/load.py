@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ridgeline.fleet.policies import MOST_TOKENS, EngineChoice, EngineLoad, Wanted
 from ridgeline.fleet.prefixes import PrefixView
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.prediction import LinearPredictor
 
 
 class LoadTracker:
@@ -31,14 +31,14 @@ class LoadTracker:
         name: str,
         blocks: Sequence[bytes],
         *,
-        price: LinearPrice,
+        linear: LinearPredictor,
         pass_s: float,
         max_seqs: int,
         kv_tokens: int = MOST_TOKENS,
     ) -> EngineChoice:
         """The engine as policies see it, for a prompt with these blocks."""
         load = EngineLoad(
-            price=price,
+            linear=linear,
             pass_s=pass_s,
             max_seqs=max_seqs,
             kv_tokens=kv_tokens,

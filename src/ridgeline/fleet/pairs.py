@@ -7,27 +7,27 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.fleet.policies import Floats, LoadColumns, Wanted, placement_price
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.fleet.policies import Floats, LoadColumns, Wanted, placement_seconds
+from ridgeline.scheduler.prediction import LinearPredictor
 
 _MOST_SHARE = 0.95
-_MARGIN = 0.02  # of the best engine's own price that another's has to be below
+_MARGIN = 0.02  # of the best engine's own seconds that another's has to be below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairPrice:
-    """Predicted seconds, as `PlacementPrice.weighted_s` weighs them: of the prompt on each engine,
-    and of the rest on each engine (a column) after the prompt on each (a row)."""
+class PairSeconds:
+    """Predicted seconds, as `PlacementSeconds.weighted_s` weighs them: of the prompt on each
+    engine, and of the rest on each engine (a column) after the prompt on each (a row)."""
 
     prefill_s: Floats
     decode_s: Floats
 
-    def of_two(self) -> "PairPrice":
+    def of_two(self) -> "PairSeconds":
         """Without one engine for all of a request, where another can go on with it."""
         rest_s = self.decode_s.copy()
         has_other = np.isfinite(rest_s).sum(axis=1) > 1
         rest_s[np.diag_indices(len(rest_s))] = np.where(has_other, inf, np.diagonal(rest_s))
-        return PairPrice(prefill_s=self.prefill_s, decode_s=rest_s)
+        return PairSeconds(prefill_s=self.prefill_s, decode_s=rest_s)
 
     def best(self) -> tuple[int, int]:
         """The cheapest pair; one of two engines only where it is clearly below the best of one."""
@@ -47,18 +47,18 @@ class PairPrice:
         return int(np.argmin(self.decode_s[prefill]))
 
 
-def pair_price(
+def pair_seconds(
     wanted: Wanted, engines: LoadColumns, shares: Floats, transfer_s: Floats
-) -> PairPrice:
+) -> PairSeconds:
     """What a request costs on each pair of engines.
 
-    On p, that is what `placement_price` says of its prompt: the time to the first token, and those
-    who decode there meanwhile. On d, what its part of each step is to those who decode there, and
+    On p, that is what `placement_seconds` says of its prompt: the time to the first token, and
+    those who decode there meanwhile. On d, what its part of each step is to who decodes there, and
     its own output: the steps, longer by the ``shares`` of the time that d spends on prompts, since
     whoever decodes there waits for the prompts that come. ``transfer_s[p, d]`` go from one to the
     other, before the second token; infinite where d cannot read of p.
     """
-    placed = placement_price(wanted, engines)
+    placed = placement_seconds(wanted, engines)
     running, out = engines.num_running, wanted.output_tokens
     cached = np.minimum(engines.cached_tokens, max(0, wanted.prompt_tokens - 1))
     own = wanted.prompt_tokens - cached
@@ -75,7 +75,7 @@ def pair_price(
     queue_s = ahead * out * step_s / engines.max_seqs
     enters_s = (transfer_s + queue_s + step_s) / 10
     decode_s = rest_s[None, :] + np.where(np.eye(len(rest_s), dtype=bool), 0.0, enters_s)
-    return PairPrice(prefill_s=placed.ttft_s + stalled_s / 10, decode_s=decode_s)
+    return PairSeconds(prefill_s=placed.ttft_s + stalled_s / 10, decode_s=decode_s)
 
 
 def transfer_seconds(
@@ -91,7 +91,7 @@ def transfer_seconds(
     return seconds
 
 
-def prompt_seconds(price: LinearPrice, wanted: Wanted, cached_tokens: int) -> float:
+def prompt_seconds(linear: LinearPredictor, wanted: Wanted, cached_tokens: int) -> float:
     """What a prompt takes on an engine that has some of it."""
     cached = min(cached_tokens, max(0, wanted.prompt_tokens - 1))
-    return price.segment_seconds(wanted.prompt_tokens - cached, cached)
+    return linear.segment_seconds(wanted.prompt_tokens - cached, cached)

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.prediction import LinearPredictor
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ class EngineLoad:
     KV are held.
     """
 
-    price: LinearPrice
+    linear: LinearPredictor
     pass_s: float
     max_seqs: int
     kv_tokens: int = MOST_TOKENS
@@ -70,7 +70,7 @@ class Policy(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadColumns:
     """The loads of engines as columns, an element for each: what `EngineLoad` says, and how many
-    tokens of the prompt are cached. Of the price, what `LinearPrice` is made of."""
+    tokens of the prompt are cached. Of its seconds, what `LinearPredictor` is made of."""
 
     pass_s: Floats
     token_s: Floats
@@ -86,7 +86,7 @@ class LoadColumns:
     @classmethod
     def of_choices(cls, choices: Sequence[EngineChoice]) -> "LoadColumns":
         rows = [
-            (load.pass_s, load.price.token_s, load.price.pair_s, load.max_seqs,
+            (load.pass_s, load.linear.token_s, load.linear.pair_s, load.max_seqs,
              load.kv_tokens, load.pending_tokens, load.num_pending, load.num_running,
              load.context_tokens, each.cached_tokens)
             for each in choices
@@ -98,7 +98,7 @@ class LoadColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementPrice:
+class PlacementSeconds:
     """Predicted seconds for each engine: to the request's first token, and those that it adds to
     all others."""
 
@@ -114,7 +114,7 @@ class PlacementPrice:
         return self.ttft_s + self.added_s / 10
 
 
-def placement_price(wanted: Wanted, engines: LoadColumns) -> PlacementPrice:
+def placement_seconds(wanted: Wanted, engines: LoadColumns) -> PlacementSeconds:
     """What it costs to place a request on each of the engines.
 
     The prompts before it are computed first, then its own, whose cached part is free. Those who
@@ -138,26 +138,26 @@ def placement_price(wanted: Wanted, engines: LoadColumns) -> PlacementPrice:
     ahead = np.maximum(0, requests + 1 - engines.max_seqs)
     queue_s = ahead * wanted.output_tokens * step_s / engines.max_seqs
     together = np.minimum(requests, engines.max_seqs)
-    return PlacementPrice(
+    return PlacementSeconds(
         ttft_s=queue_s + pending_s + own_s + step_s,
         added_s=running * own_s + together * part_s * wanted.output_tokens / 2,
     )
 
 
-class ByPrice:
+class ByPredictedSeconds:
     """The least predicted seconds for all, those who are there and the one who comes."""
 
     def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
-        prices = placement_price(wanted, LoadColumns.of_choices(candidates)).weighted_s.tolist()
+        seconds = placement_seconds(wanted, LoadColumns.of_choices(candidates)).weighted_s.tolist()
         order = sorted(
             range(len(candidates)),
-            key=lambda n: (prices[n], _weight(wanted.session, candidates[n].name)),
+            key=lambda n: (seconds[n], _weight(wanted.session, candidates[n].name)),
         )
         return [candidates[n] for n in order]
 
     def cheapest(self, wanted: Wanted, engines: LoadColumns, names: Sequence[str]) -> int:
         """The index of the first of `ranked`."""
-        seconds = placement_price(wanted, engines).weighted_s
+        seconds = placement_seconds(wanted, engines).weighted_s
         equal = np.flatnonzero(seconds == seconds.min()).tolist()
         return min(equal, key=lambda n: _weight(wanted.session, names[n]) if equal[1:] else 0)
 
@@ -209,7 +209,7 @@ class RoundRobin:
 
 
 POLICIES: dict[PolicyName, Callable[[], Policy]] = {
-    "price": ByPrice,
+    "price": ByPredictedSeconds,
     "least-loaded": LeastLoaded,
     "prefix": ByPrefix,
     "session": BySession,

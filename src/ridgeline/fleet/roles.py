@@ -39,7 +39,7 @@ class FleetLoad:
 
 
 def felt_seconds(load: FleetLoad, count: int, num_prefill: int) -> float:
-    """Seconds to a request's first token and a tenth of those after it (`PlacementPrice`), in the
+    """Seconds to a request's first token and a tenth of those after it (`PlacementSeconds`), in the
     mean, where so many of the engines compute prompts alone; 0: all do both. Infinite: too many.
 
     Prompts wait for each other as in M/D/c, by Sakasegawa's approximation of M/M/c (1977) halved.

@@ -10,13 +10,13 @@ import numpy as np
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.core.protocols import StepPrice
+from ridgeline.core.protocols import StepTimePredictor
 from ridgeline.core.request import Request, RequestTimings
 from ridgeline.core.result import SegmentResult, StepResult, StepTimings
-from ridgeline.engine.summary import linear_price, step_curve
+from ridgeline.engine.summary import linear_predictor, step_curve
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
 from ridgeline.fleet.load import LoadTracker, TrackedRequest
-from ridgeline.fleet.policies import ByPrice, EngineChoice, LoadColumns, Policy, Wanted
+from ridgeline.fleet.policies import ByPredictedSeconds, EngineChoice, LoadColumns, Policy, Wanted
 from ridgeline.fleet.prefixes import BLOCK_BYTES, BYTES_PER_TOKEN
 from ridgeline.planning.simulation import PhaseSeconds, request_of, scheduler_settings
 from ridgeline.planning.traffic import RequestTiming, Traffic
@@ -26,7 +26,7 @@ from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.separable import SeparablePredictor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 from ridgeline.scheduler import Sequence as Sample
-from ridgeline.scheduler.pricing import LinearPrice, StepCurve
+from ridgeline.scheduler.prediction import LinearPredictor, StepCurve
 
 _BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
 _USUAL_OUTPUT_TOKENS = 128
@@ -49,8 +49,8 @@ class SimulatedMachine:
     routers are told (``linear``, ``curve``), and seconds of the host for each step and segment."""
 
     settings: SchedulerConfig
-    price: StepPrice
-    linear: LinearPrice
+    predictor: StepTimePredictor
+    linear: LinearPredictor
     curve: StepCurve
     host_step_s: float = 0.0
     host_segment_s: float = 0.0
@@ -65,15 +65,15 @@ class SimulatedMachine:
         kv_pool_bytes: float,
     ) -> "SimulatedMachine":
         """A model on a machine that is known, with an engine's settings."""
-        price = SeparablePredictor({ModelRole.TARGET: model}, calibration)
+        predictor = SeparablePredictor({ModelRole.TARGET: model}, calibration)
         executor = SimulatedExecutor(
-            price.models, price, VirtualClock(), block_tokens=config.block_tokens
+            predictor.models, predictor, VirtualClock(), block_tokens=config.block_tokens
         )
         return cls(
             settings=scheduler_settings(executor, config, kv_pool_bytes=kv_pool_bytes),
-            price=price,
-            linear=linear_price(price, model),
-            curve=step_curve(price, model),
+            predictor=predictor,
+            linear=linear_predictor(predictor, model),
+            curve=step_curve(predictor, model),
             host_step_s=calibration.host_step_s,
             host_segment_s=calibration.host_segment_s,
         )
@@ -106,10 +106,10 @@ class SimulatedFleet:
 
     def __init__(self, machine: SimulatedMachine, policy: Policy) -> None:
         self._machine, self._policy = machine, policy
-        self._price = machine.linear
+        self._linear = machine.linear
         self.replicas: list[SimulatedReplica] = []
         self._taking: list[SimulatedReplica] = []
-        self._columns = _columns(0, self._price, machine.settings)
+        self._columns = _columns(0, self._linear, machine.settings)
         self._due: list[tuple[float, int]] = []  # when a replica is to be run, and its number
         self._num_sent = 0
 
@@ -179,8 +179,8 @@ class SimulatedFleet:
         taking = self._taking
         if len(taking) == 1:
             return taking[0]
-        if not isinstance(self._policy, ByPrice):
-            choices = [replica.choice(blocks, self._price) for replica in taking]
+        if not isinstance(self._policy, ByPredictedSeconds):
+            choices = [replica.choice(blocks, self._linear) for replica in taking]
             chosen = self._policy.ranked(wanted, choices)[0].name
             return next(replica for replica in taking if replica.name == chosen)
         if arrival.prefix_tokens:
@@ -191,7 +191,7 @@ class SimulatedFleet:
 
     def _route_to(self, replicas: list["SimulatedReplica"]) -> None:
         self._taking, self._names = replicas, [replica.name for replica in replicas]
-        self._columns = _columns(len(replicas), self._price, self._machine.settings)
+        self._columns = _columns(len(replicas), self._linear, self._machine.settings)
         for row, replica in enumerate(replicas):
             replica.show(self._columns, row)
 
@@ -205,9 +205,9 @@ class SimulatedReplica:
 
     def __init__(self, number: int, machine: SimulatedMachine) -> None:
         self.number, self.name, self.clock = number, f"{number:04}", VirtualClock()
-        self.account = PhaseSeconds(machine.price)
+        self.account = PhaseSeconds(machine.predictor)
         self.executor = _PlanClock(machine, self.account, self.clock)
-        self.scheduler = Scheduler(machine.settings, price=machine.price, clock=self.clock)
+        self.scheduler = Scheduler(machine.settings, predictor=machine.predictor, clock=self.clock)
         self.tracker = LoadTracker()
         self.tracker.prefixes.renew("simulated", _kv_tokens(machine.settings))
         self._open: dict[Sample, OpenRequest] = {}
@@ -226,13 +226,13 @@ class SimulatedReplica:
         """As the router believes."""
         return self.tracker.prefixes.cached_tokens(blocks)
 
-    def choice(self, blocks: Sequence[bytes], price: LinearPrice) -> EngineChoice:
+    def choice(self, blocks: Sequence[bytes], linear: LinearPredictor) -> EngineChoice:
         """Itself as policies see it."""
         return self.tracker.choice(
             self.name,
             blocks,
-            price=price,
-            pass_s=price.pass_s,
+            linear=linear,
+            pass_s=linear.pass_s,
             max_seqs=self.scheduler.config.max_num_seqs,
         )
 
@@ -418,10 +418,12 @@ class _PlanClock:
     """An executor of outputs that end by their length alone: which tokens they have makes no
     difference, and when they come is all that is known of them."""
 
-    def __init__(self, machine: SimulatedMachine, price: StepPrice, clock: VirtualClock) -> None:
+    def __init__(
+        self, machine: SimulatedMachine, predictor: StepTimePredictor, clock: VirtualClock
+    ) -> None:
         self._host_step_s = machine.host_step_s
         self._host_segment_s = machine.host_segment_s
-        self._price, self._clock = price, clock
+        self._predictor, self._clock = predictor, clock
         self.free_s = 0.0  # when the steps in flight will be done
         self.num_steps = 0
 
@@ -430,7 +432,7 @@ class _PlanClock:
         (a_pass,) = plan.passes
         self.num_steps += a_pass.num_steps
         self._clock.advance(self._host_step_s + len(a_pass.segments) * self._host_segment_s)
-        seconds = self._price.seconds(plan)
+        seconds = self._predictor.seconds(plan)
         self.free_s = max(self.free_s, self._clock()) + seconds
         drawn, nothing = SegmentResult(token_ids=(1,) * a_pass.num_steps), SegmentResult()
         result = StepResult(
@@ -445,12 +447,12 @@ def _kv_tokens(settings: SchedulerConfig) -> int:
     return min(settings.num_blocks, default=0) * settings.block_tokens
 
 
-def _columns(count: int, price: LinearPrice, settings: SchedulerConfig) -> LoadColumns:
+def _columns(count: int, linear: LinearPredictor, settings: SchedulerConfig) -> LoadColumns:
     counts = np.zeros((5, count), np.int64)
     return LoadColumns(
-        np.full(count, price.pass_s),
-        np.full(count, price.token_s),
-        np.full(count, price.pair_s),
+        np.full(count, linear.pass_s),
+        np.full(count, linear.token_s),
+        np.full(count, linear.pair_s),
         np.full(count, settings.max_num_seqs),
         np.full(count, _kv_tokens(settings)),
         *counts,

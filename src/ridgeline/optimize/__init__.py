@@ -7,7 +7,7 @@ from ridgeline.optimize.measuring import EngineMeasurer, Measurer, Visit
 from ridgeline.optimize.objective import Objective, Outcome, QualityLimits, parse_quality
 from ridgeline.optimize.optimizer import Optimizer
 from ridgeline.optimize.result import settings_yaml, to_json, verdict
-from ridgeline.optimize.screening import Pricer
+from ridgeline.optimize.screening import CandidatePredictor
 from ridgeline.optimize.space import DEFAULT, Candidate, Space, declared_space
 from ridgeline.optimize.task import Found, Task
 
@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT",
     "PATTERNS",
     "Candidate",
+    "CandidatePredictor",
     "EngineMeasurer",
     "Found",
     "Journal",
@@ -23,7 +24,6 @@ __all__ = [
     "Objective",
     "Optimizer",
     "Outcome",
-    "Pricer",
     "QualityLimits",
     "Space",
     "Task",

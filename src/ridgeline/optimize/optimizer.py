@@ -20,7 +20,7 @@ from ridgeline.optimize.proof import (
     paired_ratio,
     ratios_over,
 )
-from ridgeline.optimize.screening import Pricer, Screened, screen
+from ridgeline.optimize.screening import CandidatePredictor, Screened, screen
 from ridgeline.optimize.space import DEFAULT, FORMATS, Candidate
 from ridgeline.optimize.task import Change, Found, Task
 from ridgeline.planning import Arrival
@@ -49,7 +49,7 @@ class Optimizer:
 
     Args:
         task: what is asked.
-        pricer: predicts.
+        predictor: predicts.
         measurer: measures.
         journal: keeps what was measured.
         judge: measures quality; ``None`` where that is not asked for.
@@ -60,7 +60,7 @@ class Optimizer:
     def __init__(
         self,
         task: Task,
-        pricer: Pricer,
+        predictor: CandidatePredictor,
         measurer: Measurer,
         journal: Journal,
         *,
@@ -68,7 +68,7 @@ class Optimizer:
         clock: Callable[[], float] = time.monotonic,
         progress: Progress = lambda _spent, _budget, _label: None,
     ) -> None:
-        self._task, self._pricer, self._measurer = task, pricer, measurer
+        self._task, self._predictor, self._measurer = task, predictor, measurer
         self._journal, self._judge, self._progress = journal, judge, progress
         self._kept = journal.kept
         self._clock = clock
@@ -153,9 +153,9 @@ class Optimizer:
             # Others on the machine only ever add.
             walls = [_wall_s(each.visit.outcomes) for each in kept.visits_of("pilot")]
             kept.rate_rps = len(pilot) / min(walls)
-            kept.level = min(walls) / _wall_s(self._pricer.outcomes(DEFAULT, pilot))
+            kept.level = min(walls) / _wall_s(self._predictor.outcomes(DEFAULT, pilot))
             self._save()
-        self._pricer.calibration = corrected(self._pricer.calibration, kept.level)
+        self._predictor.calibration = corrected(self._predictor.calibration, kept.level)
         if trace:
             return trace
         assert task.pattern is not None
@@ -170,14 +170,14 @@ class Optimizer:
             self._task.pattern,
             rate_rps=rate_rps,
             num_requests=num_requests,
-            context=self._pricer.context,
+            context=self._predictor.context,
             is_rising=rate_rps is not None and self._task.rate_rps is None,
         )
 
     def _screen(self) -> Screened:
         task = self._task
         screened = screen(
-            self._pricer,
+            self._predictor,
             list(task.space.points()),
             self._arrivals,
             objective=task.objective,
@@ -229,7 +229,7 @@ class Optimizer:
 
     def _doubts(self) -> dict[str, float]:
         """How far off the predicted effect of a setting may be."""
-        calibration, form = self._pricer.calibration, self._pricer.model(DEFAULT).main_format
+        calibration, form = self._predictor.calibration, self._predictor.model(DEFAULT).main_format
         formats = min(_WIDEST, calibration.spread("decode", form).deviation)
         unpredicted = [axis.name for axis in self._task.space.axes if not axis.predicted]
         return dict.fromkeys(FORMATS, formats) | dict.fromkeys(unpredicted, _UNPREDICTED)
@@ -238,7 +238,7 @@ class Optimizer:
         if candidate not in self._predicted:
             twin = candidate.without("speculation")
             if twin not in self._predicted:
-                outcomes = self._pricer.outcomes(twin, self._arrivals)
+                outcomes = self._predictor.outcomes(twin, self._arrivals)
                 self._predicted[twin] = self._value(outcomes)
             self._predicted[candidate] = self._predicted[twin]
         return self._predicted[candidate]
@@ -307,7 +307,7 @@ class Optimizer:
 
     def _by_memory(self, belief: Belief) -> list[int]:
         candidates = belief.candidates
-        sizes = [self._pricer.memory_bytes(each) for each in candidates]
+        sizes = [self._predictor.memory_bytes(each) for each in candidates]
         return sorted(range(len(candidates)), key=lambda index: (sizes[index], index))
 
     def _num_pairs(self, belief: Belief, index: int) -> int:
@@ -396,9 +396,9 @@ class Optimizer:
             return DEFAULT
         noise = max(same.low, 1 / same.high, 1.0)  # 1 but where the default differs from itself
         if self._task.objective is Objective.MEMORY:
-            default_bytes = self._pricer.memory_bytes(DEFAULT)
+            default_bytes = self._predictor.memory_bytes(DEFAULT)
             for each, ratio in ratios.items():
-                smaller = self._pricer.memory_bytes(each) * _LEAST_GAIN < default_bytes
+                smaller = self._predictor.memory_bytes(each) * _LEAST_GAIN < default_bytes
                 if smaller and ratio.low > _MEMORY_COST:
                     return each
             return DEFAULT

@@ -10,7 +10,7 @@ from ridgeline.core.settings.reading import changed_settings
 from ridgeline.optimize.measuring import Visit
 from ridgeline.optimize.objective import Objective
 from ridgeline.optimize.proof import Ratio
-from ridgeline.optimize.screening import Pricer
+from ridgeline.optimize.screening import CandidatePredictor
 from ridgeline.optimize.space import DEFAULT, Candidate
 from ridgeline.optimize.task import Change, Found
 from ridgeline.planning.cost import usd_per_million_tokens
@@ -27,7 +27,7 @@ _STAGES = ("proof", "race", "steps")
 
 def to_json(
     found: Found,
-    pricer: Pricer,
+    predictor: CandidatePredictor,
     *,
     model: str,
     executor: str,
@@ -65,13 +65,13 @@ def to_json(
         "num_simulated": found.screened.num_simulated,
         "num_too_large": found.screened.num_too_large,
         "sides": {
-            name: _side(found, pricer, each, usd_per_hour)
+            name: _side(found, predictor, each, usd_per_hour)
             for name, each in (("default", DEFAULT), ("winner", winner))
         },
         "waterfall": [_step(found, step) for step in found.steps],
-        "points": [_point(found, pricer, each) for each in found.estimates],
-        "roof": _roof(pricer),
-        "calibration": describe(pricer.calibration),
+        "points": [_point(found, predictor, each) for each in found.estimates],
+        "roof": _roof(predictor),
+        "calibration": describe(predictor.calibration),
         "past_runs": _past(executor),
         "past_errors": past_sentences(past_errors(executor)),
         "conditions": dict(conditions),
@@ -162,7 +162,7 @@ def _offered_rps(found: Found) -> float | None:
 
 
 def _side(
-    found: Found, pricer: Pricer, candidate: Candidate, usd_per_hour: float | None
+    found: Found, predictor: CandidatePredictor, candidate: Candidate, usd_per_hour: float | None
 ) -> dict[str, Any]:
     """The default's or the winner's figures of the proof, or of the race where there was none."""
     task = found.task
@@ -187,7 +187,7 @@ def _side(
         "ttft_s": _cdf([each.ttft_s for each in outcomes if each.ttft_s is not None]),
         "tpot_s": _cdf([each.tpot_s for each in outcomes if each.tpot_s is not None]),
         "end_to_end_s": _cdf([each.end_to_end_s for each in outcomes if each.ttft_s is not None]),
-        "memory_bytes": pricer.memory_bytes(candidate),
+        "memory_bytes": predictor.memory_bytes(candidate),
         "quality": None if quality is None or not candidate.formats else asdict(quality),
         "utilization": _utilization(visits),
     }
@@ -254,7 +254,7 @@ def _utilization(visits: Sequence[Visit]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _point(found: Found, pricer: Pricer, candidate: Candidate) -> dict[str, Any]:
+def _point(found: Found, predictor: CandidatePredictor, candidate: Candidate) -> dict[str, Any]:
     estimate, task = found.estimates[candidate], found.task
     priced = {each.candidate: each for each in found.screened.leaders}
     base = priced[DEFAULT].value
@@ -272,7 +272,7 @@ def _point(found: Found, pricer: Pricer, candidate: Candidate) -> dict[str, Any]
         "low": exp(estimate.mean - _80 * estimate.deviation),
         "high": exp(estimate.mean + _80 * estimate.deviation),
         "num_pairs": estimate.num_pairs,
-        "memory_bytes": pricer.memory_bytes(candidate),
+        "memory_bytes": predictor.memory_bytes(candidate),
         "kl": None if quality is None else quality.kl,
         "has_own_numbers": bool(candidate.formats),
         "acceptance": shares[-1] if shares else None,
@@ -281,9 +281,9 @@ def _point(found: Found, pricer: Pricer, candidate: Candidate) -> dict[str, Any]
     }
 
 
-def _roof(pricer: Pricer) -> dict[str, float]:
-    ceilings = pricer.calibration.ceilings
-    form = pricer.model(DEFAULT).main_product_format
+def _roof(predictor: CandidatePredictor) -> dict[str, float]:
+    ceilings = predictor.calibration.ceilings
+    form = predictor.model(DEFAULT).main_product_format
     return {
         "flops_per_s": ceilings.peak_flops(form),
         "bytes_per_s": ceilings.memory.bytes_per_s,

@@ -25,7 +25,7 @@ _SAME = 0.02  # relative gain of predictions that no change is worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class PredictedCandidate:
     """A candidate, what it is predicted to reach, and the bytes of its weights and KV pool."""
 
     candidate: Candidate
@@ -33,7 +33,7 @@ class Priced:
     memory_bytes: float
 
 
-class Pricer:
+class CandidatePredictor:
     """Predicts one model on one machine; ``memory_bytes`` and ``kv_share`` as in
     `roofline.memory.fit`."""
 
@@ -122,14 +122,14 @@ class Screened:
     """``num_points``, of which ``num_simulated`` were simulated and ``num_too_large`` do not fit;
     ``leaders`` are the best of them, the default first."""
 
-    leaders: Sequence[Priced]
+    leaders: Sequence[PredictedCandidate]
     num_points: int
     num_simulated: int
     num_too_large: int
 
 
 def screen(
-    pricer: Pricer,
+    predictor: CandidatePredictor,
     points: Sequence[Candidate],
     arrivals: Sequence[Arrival],
     *,
@@ -147,7 +147,7 @@ def screen(
     as many as the time allows. Candidates that another with fewer changes equals are left out.
     """
     deadline, too_large = clock() + seconds, 0
-    found = dict[Candidate, Priced]()
+    found = dict[Candidate, PredictedCandidate]()
     alone = dict[tuple[str, object], float]()  # the logarithm of what a change does by itself
 
     def by_changes(candidate: Candidate) -> float:
@@ -160,13 +160,13 @@ def screen(
         for number, point in enumerate(order):
             if clock() > deadline and point != DEFAULT:
                 break
-            if point != DEFAULT and not pricer.fit(point).fits:
+            if point != DEFAULT and not predictor.fit(point).fits:
                 too_large += 1
                 continue
-            found[point] = Priced(
+            found[point] = PredictedCandidate(
                 candidate=point,
-                value=value(objective, pricer.outcomes(point, arrivals), slo),
-                memory_bytes=pricer.memory_bytes(point),
+                value=value(objective, predictor.outcomes(point, arrivals), slo),
+                memory_bytes=predictor.memory_bytes(point),
             )
             for change in point.changes if stage is singles else ():
                 alone[change] = log(found[point].value / found[DEFAULT].value)
@@ -179,10 +179,12 @@ def screen(
     )
 
 
-def _leaders(found: Sequence[Priced], objective: Objective, most: int) -> list[Priced]:
+def _leaders(
+    found: Sequence[PredictedCandidate], objective: Objective, most: int
+) -> list[PredictedCandidate]:
     """The default, and the best of the others."""
     by_memory = objective is Objective.MEMORY
-    kept = list[Priced]()
+    kept = list[PredictedCandidate]()
     for each in sorted(found, key=lambda each: len(each.candidate.changes)):
         if not any(_equals(simpler, each, by_memory=by_memory) for simpler in kept):
             kept.append(each)
@@ -194,7 +196,7 @@ def _leaders(found: Sequence[Priced], objective: Objective, most: int) -> list[P
     return [default, *best[:most]]
 
 
-def _equals(simpler: Priced, other: Priced, *, by_memory: bool) -> bool:
+def _equals(simpler: PredictedCandidate, other: PredictedCandidate, *, by_memory: bool) -> bool:
     """Whether the simpler one, whose changes the other has all, is as good."""
     is_part = set(simpler.candidate.changes) <= set(other.candidate.changes)
     same = simpler.value >= (1 - _SAME) * other.value

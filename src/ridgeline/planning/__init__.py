@@ -1,7 +1,7 @@
 """Planning: what machines can do for a load, by the real scheduler on a simulated executor."""
 
 from ridgeline.planning.capacity import CapacityPlan, answer
-from ridgeline.planning.layouts import LayoutComparison, LayoutPrice, Network, compare_layouts
+from ridgeline.planning.layouts import LayoutComparison, LayoutPrediction, Network, compare_layouts
 from ridgeline.planning.load import TooLongError
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
@@ -24,7 +24,7 @@ __all__ = [
     "Arrival",
     "CapacityPlan",
     "LayoutComparison",
-    "LayoutPrice",
+    "LayoutPrediction",
     "Machine",
     "ModelDemand",
     "Network",

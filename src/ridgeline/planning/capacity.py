@@ -9,7 +9,7 @@ from ridgeline.planning.load import Skipped, run, run_alone, run_traffic
 from ridgeline.planning.notes import notes_of
 from ridgeline.planning.question import Question
 from ridgeline.planning.replica import Replica, replica_choices
-from ridgeline.planning.simulation import ScaledPrice
+from ridgeline.planning.simulation import ScaledPredictor
 from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Spread
@@ -215,7 +215,7 @@ def holds(traffic: Traffic, question: Question) -> bool:
 
 
 def predictor_of(question: Question, replica: Replica) -> StepPredictor:
-    """What prices the steps of a replica."""
+    """What predicts the steps of a replica."""
     return StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
 
 
@@ -236,8 +236,8 @@ def plan_of(question: Question, replica: Replica, traffic: Traffic | None = None
     def scaled(prefill_factor: float, decode_factor: float) -> Traffic:
         if question.is_saturating and prefill_factor == decode_factor:
             return slower(decode_factor)
-        price = ScaledPrice(price=predictor, prefill=prefill_factor, decode=decode_factor)
-        return run(question, replica, arrivals, price)
+        scaled = ScaledPredictor(predictor=predictor, prefill=prefill_factor, decode=decode_factor)
+        return run(question, replica, arrivals, scaled)
 
     context = typical.prompt_tokens + typical.output_tokens // 2
     chunk = min(typical.prompt_tokens, question.config.max_num_batched_tokens)

@@ -89,7 +89,7 @@ class SpreadModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutPrice:
+class LayoutPrediction:
     """What a layout of all devices is predicted to give.
 
     Attributes:
@@ -153,7 +153,7 @@ class LayoutComparison:
     """Layouts, most output tokens a second first; ``refused`` are options by why they are not
     possible."""
 
-    prices: Sequence[LayoutPrice]
+    prices: Sequence[LayoutPrediction]
     refused: Mapping[str, Sequence[str]]
     notes: Sequence[str] = ()
 
@@ -169,12 +169,12 @@ class LayoutComparison:
         }
 
     @property
-    def best(self) -> LayoutPrice | None:
+    def best(self) -> LayoutPrediction | None:
         """Of the most output tokens a second, of those that meet the limits, or else of all."""
         return next((each for each in self.prices if each.fits), None)
 
     @property
-    def fastest(self) -> LayoutPrice | None:
+    def fastest(self) -> LayoutPrediction | None:
         """Of the shortest TPOT of a request that is alone."""
         held = [each for each in self.prices if each.fits]
         return min(held, key=lambda each: each.alone_tpot_s, default=None)
@@ -204,7 +204,7 @@ def compare_layouts(question: Question, network: Network | None = None) -> Layou
             f"Prompt and output are {question.longest} tokens together, and the model's context "
             f"is {question.model.spec.max_position}."
         )
-    prices, refused = list[LayoutPrice](), dict[str, list[str]]()
+    prices, refused = list[LayoutPrediction](), dict[str, list[str]]()
     for layout in _layouts(question):
         try:
             spread = spread_model(question, layout, network)
@@ -296,7 +296,7 @@ def _without_send(model: PricedModel) -> PricedModel:
     return replace(model, ops=ops)
 
 
-def _price(question: Question, spread: SpreadModel) -> LayoutPrice:
+def _price(question: Question, spread: SpreadModel) -> LayoutPrediction:
     replicas = question.machine.count // spread.layout.num_ranks
     machine, config, typical = question.machine, question.config, question.typical
     held = [
@@ -311,7 +311,7 @@ def _price(question: Question, spread: SpreadModel) -> LayoutPrice:
         for rank in spread.ranks
     ]
     room = min(each.max_batch for each in held)
-    price = LayoutPrice(layout=spread.layout, replicas=replicas, max_batch=room * replicas)
+    price = LayoutPrediction(layout=spread.layout, replicas=replicas, max_batch=room * replicas)
     if not room:
         return price
     middle = typical.prompt_tokens + typical.output_tokens // 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.protocols import StepPrice
+from ridgeline.core.protocols import StepTimePredictor
 from ridgeline.planning.question import MIN_REQUESTS, Question
 from ridgeline.planning.replica import Replica
 from ridgeline.planning.simulation import simulate
@@ -59,7 +59,7 @@ class Skipped:
             raise self._first
 
 
-def run_traffic(question: Question, replica: Replica, price: StepPrice) -> Traffic:
+def run_traffic(question: Question, replica: Replica, predictor: StepTimePredictor) -> Traffic:
     """One replica under its part of the load; of Poisson arrivals, its steady state.
 
     A load whose simulation would take very long is shortened (`Traffic.num_left_out`).
@@ -68,21 +68,21 @@ def run_traffic(question: Question, replica: Replica, price: StepPrice) -> Traff
         TooLongError: the fewest requests that mean something would take too long.
     """
     if question.trace:
-        return run(question, replica, question.trace[:: replica.count], price)
+        return run(question, replica, question.trace[:: replica.count], predictor)
     if question.rate_rps is None:
-        return _run_saturated(question, replica, price)
-    alone = run_alone(question, replica, price)
-    traffic = _run_poisson(question, replica, alone.mean_end_to_end_s, price)
+        return _run_saturated(question, replica, predictor)
+    alone = run_alone(question, replica, predictor)
+    traffic = _run_poisson(question, replica, alone.mean_end_to_end_s, predictor)
     residence_s = traffic.mean_end_to_end_s  # they stay longer under load
     wanted = _num_simulated(question, replica, residence_s)
     if wanted > _MORE * len(traffic.answers):
-        traffic = _run_poisson(question, replica, residence_s, price)
+        traffic = _run_poisson(question, replica, residence_s, predictor)
     steady = _steady_requests(question, replica, residence_s)
     left_out = steady - len(traffic.answers) if wanted < steady else 0
     return replace(traffic, num_left_out=max(0, left_out))
 
 
-def run_alone(question: Question, replica: Replica, price: StepPrice) -> Traffic:
+def run_alone(question: Question, replica: Replica, predictor: StepTimePredictor) -> Traffic:
     """A single typical request on an idle replica.
 
     Raises:
@@ -90,11 +90,11 @@ def run_alone(question: Question, replica: Replica, price: StepPrice) -> Traffic
     """
     if not question.trace and _steps_of_request(question, 1.0) > MOST_SATURATED_STEPS:
         raise _too_long("A single request of these lengths")
-    return run(question, replica, [question.typical], price)
+    return run(question, replica, [question.typical], predictor)
 
 
 def run(
-    question: Question, replica: Replica, arrivals: Sequence[Arrival], price: StepPrice
+    question: Question, replica: Replica, arrivals: Sequence[Arrival], predictor: StepTimePredictor
 ) -> Traffic:
     """Simulate arrivals on one replica.
 
@@ -108,7 +108,7 @@ def run(
         arrivals,
         config,
         kv_pool_bytes=replica.kv_pool_bytes,
-        price=price,
+        predictor=predictor,
     )
     is_poisson = question.load == "poisson" and len(arrivals) > 1
     return traffic.steady() if is_poisson else traffic
@@ -120,19 +120,19 @@ def num_at_once(question: Question, replica: Replica) -> int:
     return min(replica.fit.max_batch, config.max_num_seqs, config.max_num_batched_tokens)
 
 
-def _run_saturated(question: Question, replica: Replica, price: StepPrice) -> Traffic:
+def _run_saturated(question: Question, replica: Replica, predictor: StepTimePredictor) -> Traffic:
     """Twice as many requests at once as run at once, or only so many."""
     at_once = num_at_once(question, replica)
     wave_steps = at_once * _steps_of_request(question, at_once)
     if wave_steps > MOST_SATURATED_STEPS:
         raise _too_long(f"{at_once} requests of these lengths at once")
     waves = 2 if 2 * wave_steps <= MOST_SATURATED_STEPS else 1
-    traffic = run(question, replica, [question.typical] * (waves * at_once), price)
+    traffic = run(question, replica, [question.typical] * (waves * at_once), predictor)
     return replace(traffic, num_left_out=(2 - waves) * at_once)
 
 
 def _run_poisson(
-    question: Question, replica: Replica, residence_s: float, price: StepPrice
+    question: Question, replica: Replica, residence_s: float, predictor: StepTimePredictor
 ) -> Traffic:
     """One replica's part of Poisson arrivals, where requests stay for so many seconds."""
     assert question.rate_rps is not None
@@ -145,7 +145,7 @@ def _run_poisson(
         output_tokens=question.output_tokens,
         seed=question.seed,
     )
-    return run(question, replica, paced(arrivals, rate_rps), price)
+    return run(question, replica, paced(arrivals, rate_rps), predictor)
 
 
 def _num_simulated(question: Question, replica: Replica, residence_s: float) -> int:

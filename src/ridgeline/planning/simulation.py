@@ -7,7 +7,7 @@ from math import inf
 
 from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.core.protocols import Executor, StepPrice
+from ridgeline.core.protocols import Executor, StepTimePredictor
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.loop import EngineLoop
@@ -24,44 +24,44 @@ _OWN_TOKENS = 1 << 31  # from here on tokens that belong to one request alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledPrice:
-    """A price times a factor: the ends of a prediction's interval."""
+class ScaledPredictor:
+    """Predictions times a factor: the ends of their interval."""
 
-    price: StepPrice
+    predictor: StepTimePredictor
     prefill: float = 1.0
     decode: float = 1.0
 
     def seconds(self, plan: StepPlan) -> float:
         few = all(s.num_tokens - s.num_drafts <= 1 for a in plan.passes for s in a.segments)
-        return self.price.seconds(plan) * (self.decode if few else self.prefill)
+        return self.predictor.seconds(plan) * (self.decode if few else self.prefill)
 
     def segment_seconds(self, num_tokens: int, context: int) -> float:
         scale = self.decode if num_tokens <= 1 else self.prefill
-        return self.price.segment_seconds(num_tokens, context) * scale
+        return self.predictor.segment_seconds(num_tokens, context) * scale
 
 
 class PhaseSeconds:
-    """A price that adds up the seconds of the steps it was asked for, by phase.
+    """A predictor that adds up the seconds of the steps it was asked for, by phase.
 
     In a step of both phases, prefill takes what its segments add to the step.
     """
 
-    def __init__(self, price: StepPrice) -> None:
-        self._price = price
+    def __init__(self, predictor: StepTimePredictor) -> None:
+        self._predictor = predictor
         self.prefill_s = self.decode_s = 0.0
 
     def seconds(self, plan: StepPlan) -> float:
-        total = self._price.seconds(plan)
+        total = self._predictor.seconds(plan)
         segments = [segment for a_pass in plan.passes for segment in a_pass.segments]
         prefills = [each for each in segments if each.stop - each.start - each.num_drafts > 1]
-        added = sum(self._price.segment_seconds(s.num_tokens, s.start) for s in prefills)
+        added = sum(self._predictor.segment_seconds(s.num_tokens, s.start) for s in prefills)
         prefill_s = total if len(prefills) == len(segments) else min(total, added)
         self.prefill_s += prefill_s
         self.decode_s += total - prefill_s
         return total
 
     def segment_seconds(self, num_tokens: int, context: int) -> float:
-        return self._price.segment_seconds(num_tokens, context)
+        return self._predictor.segment_seconds(num_tokens, context)
 
 
 def simulate(
@@ -71,12 +71,12 @@ def simulate(
     config: EngineConfig,
     *,
     kv_pool_bytes: float,
-    price: StepPrice | None = None,
+    predictor: StepTimePredictor | None = None,
 ) -> Traffic:
     """Run a workload on one replica, as the engine would with this configuration."""
     clock = VirtualClock()
-    price = price or StepPredictor({ModelRole.TARGET: model}, calibration)
-    account = PhaseSeconds(price)
+    predictor = predictor or StepPredictor({ModelRole.TARGET: model}, calibration)
+    account = PhaseSeconds(predictor)
     executor = SimulatedExecutor(
         {ModelRole.TARGET: model},
         account,
@@ -85,7 +85,9 @@ def simulate(
         host_step_s=calibration.host_step_s,
         host_segment_s=calibration.host_segment_s,
     )
-    loop, scheduler = make_loop(executor, config, clock, price=price, kv_pool_bytes=kv_pool_bytes)
+    loop, scheduler = make_loop(
+        executor, config, clock, predictor=predictor, kv_pool_bytes=kv_pool_bytes
+    )
     answers = run_arrivals(loop, scheduler, arrivals, clock, busy_until=lambda: executor.free_s)
     return Traffic(
         answers=tuple(answers),
@@ -103,13 +105,13 @@ def make_loop(
     config: EngineConfig,
     clock: VirtualClock,
     *,
-    price: StepPrice,
+    predictor: StepTimePredictor,
     kv_pool_bytes: float,
     speculation: Speculation | None = None,
 ) -> tuple[EngineLoop, Scheduler]:
     """The engine's own scheduler and loop over an executor, on a virtual clock."""
     settings = scheduler_settings(executor, config, kv_pool_bytes=kv_pool_bytes)
-    scheduler = Scheduler(settings, speculation, price=price, clock=clock)
+    scheduler = Scheduler(settings, speculation, predictor=predictor, clock=clock)
     return EngineLoop(executor, scheduler, None, clock=clock), scheduler
 
 

@@ -1,4 +1,4 @@
-"""Predicted seconds of steps, with an interval: the price of the scheduler and the planner."""
+"""Predicted seconds of steps, with an interval, for the scheduler and the planner."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ class OnlineCorrection:
 
 
 class StepPredictor:
-    """Prices steps of some models on one calibrated machine. Satisfies `core.StepPrice`."""
+    """Predicts steps of some models on one calibrated machine. A `core.StepTimePredictor`."""
 
     def __init__(self, models: Mapping[ModelRole, PricedModel], calibration: Calibration) -> None:
         self.models = models

@@ -5,19 +5,19 @@ from ridgeline.scheduler.draft_model import DraftModel, DraftModelConfig
 from ridgeline.scheduler.draft_passes import DraftPasses
 from ridgeline.scheduler.early_exit import EarlyExit
 from ridgeline.scheduler.feature_head import FeatureHead
-from ridgeline.scheduler.pricing import DEFAULT_PRICE, LinearPrice
+from ridgeline.scheduler.prediction import DEFAULT_PREDICTOR, LinearPredictor
 from ridgeline.scheduler.scheduler import Scheduler
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
 
 __all__ = [
-    "DEFAULT_PRICE",
+    "DEFAULT_PREDICTOR",
     "DraftModel",
     "DraftModelConfig",
     "DraftPasses",
     "EarlyExit",
     "FeatureHead",
-    "LinearPrice",
+    "LinearPredictor",
     "Scheduler",
     "SchedulerConfig",
     "Sequence",

@@ -6,7 +6,7 @@ from ridgeline.core.plan import Admission
 from ridgeline.core.request import FinishReason
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.policies import QueuePolicy
-from ridgeline.scheduler.pricing import Pricing
+from ridgeline.scheduler.prediction import CorrectedPredictor
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus
 from ridgeline.scheduler.speculation import Speculation
 from ridgeline.scheduler.waiting import Waiting
@@ -24,13 +24,13 @@ class Lifecycle:
         policy: QueuePolicy,
         waiting: Waiting,
         speculation: Speculation,
-        pricing: Pricing,
+        predictor: CorrectedPredictor,
     ) -> None:
         self._config = config
         self._policy = policy
         self.waiting = waiting
         self._speculation = speculation
-        self._pricing = pricing
+        self._predictor = predictor
         self._running: dict[Sequence, None] = {}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._releases: list[int] = []
@@ -128,7 +128,7 @@ class Lifecycle:
             if sequence.status is SequenceStatus.RUNNING:
                 self._leave(sequence)
                 if not sequence.request.is_document:
-                    self._pricing.observe_output(sequence.num_output_tokens)
+                    self._predictor.observe_output(sequence.num_output_tokens)
             else:
                 for document in self.waiting.remove(sequence):
                     self.finish(document, reason)

@@ -13,7 +13,7 @@ from ridgeline.core.rounding import ceil_div
 from ridgeline.kvcache import KVCacheManager
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.lifecycle import Lifecycle
-from ridgeline.scheduler.pricing import Pricing, StepBudget
+from ridgeline.scheduler.prediction import CorrectedPredictor, StepBudget
 from ridgeline.scheduler.replay import Replay
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus
 from ridgeline.scheduler.speculation import Speculation
@@ -33,14 +33,14 @@ class Planner:
         config: SchedulerConfig,
         kv: KVCacheManager,
         lifecycle: Lifecycle,
-        pricing: Pricing,
+        predictor: CorrectedPredictor,
         speculation: Speculation,
         replay: Replay,
     ) -> None:
         self._config = config
         self._kv = kv
         self._lifecycle = lifecycle
-        self._pricing = pricing
+        self._predictor = predictor
         self._speculation = speculation
         self._replay = replay
 
@@ -48,7 +48,7 @@ class Planner:
         """The next step, and how often it is to be repeated; it has no segments if none can run."""
         config = self._config
         budget = StepBudget(
-            config.max_num_batched_tokens, seconds=config.tpot_slo_s, pricing=self._pricing
+            config.max_num_batched_tokens, seconds=config.tpot_slo_s, predictor=self._predictor
         )
         self._speculation.begin_step(self._lifecycle.running)
         step = Step(step_id, budget, self._speculation.asks_drafter)

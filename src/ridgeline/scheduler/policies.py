@@ -95,8 +95,8 @@ class EarliestDeadlineFirst(FirstComeFirstServed):
     """By ``Request.deadline_s``, then by arrival; without a deadline last.
 
     What can no longer make its deadline is postponed behind all that can (by the scheduler, which
-    has the price): under overload, plain EDF serves everybody just too late (Liu and Layland 1973
-    prove it optimal only without overload).
+    predicts): under overload, plain EDF serves everybody just too late (Liu and Layland 1973 prove
+    it optimal only without overload).
     """
 
     postpones = True

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.core.protocols import Grammar, StepPrice
+from ridgeline.core.protocols import Grammar, StepTimePredictor
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.kvcache import KVCacheManager, KVUsage, MissReport, PrefixCache
@@ -19,7 +19,7 @@ from ridgeline.scheduler.lifecycle import Lifecycle
 from ridgeline.scheduler.outcomes import Outcomes
 from ridgeline.scheduler.planning import Planner
 from ridgeline.scheduler.policies import create_policy
-from ridgeline.scheduler.pricing import DEFAULT_PRICE, Pricing
+from ridgeline.scheduler.prediction import DEFAULT_PREDICTOR, CorrectedPredictor
 from ridgeline.scheduler.replay import Replay
 from ridgeline.scheduler.sequence import Sequence, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
@@ -46,7 +46,7 @@ class Scheduler:
         config: SchedulerConfig,
         speculation: Speculation | None = None,
         *,
-        price: StepPrice = DEFAULT_PRICE,
+        predictor: StepTimePredictor = DEFAULT_PREDICTOR,
         clock: Callable[[], float] = time.monotonic,
         transfers: Callable[[PrefixCache], Transfers] | None = None,
     ) -> None:
@@ -62,8 +62,8 @@ class Scheduler:
         )
         self.transfers = None if transfers is None else transfers(self.prefix_cache)
         self._clock = clock
-        self._pricing = Pricing(price)
-        self._goes_by_price = (
+        self._predictor = CorrectedPredictor(predictor)
+        self._goes_by_seconds = (
             config.tpot_slo_s is not None
             or config.scheduling_policy == "edf"
             or self.transfers is not None
@@ -72,13 +72,13 @@ class Scheduler:
             self.prefix_cache, self.transfers, max_length=config.max_model_len
         )
         self._policy = create_policy(config.scheduling_policy, config.tenant_weights)
-        self._waiting = Waiting(config, self._policy, self._pricing, self.transfers, self._kv)
+        self._waiting = Waiting(config, self._policy, self._predictor, self.transfers, self._kv)
         self._lifecycle = Lifecycle(
-            config, self._policy, self._waiting, self.speculation, self._pricing
+            config, self._policy, self._waiting, self.speculation, self._predictor
         )
         self._replay = Replay(config.replay_s, most_s=config.tpot_slo_s)
         self._planner = Planner(
-            config, self._kv, self._lifecycle, self._pricing, self.speculation, self._replay
+            config, self._kv, self._lifecycle, self._predictor, self.speculation, self._replay
         )
         self._outcomes = Outcomes(self._policy, self.speculation, self._lifecycle)
         self._shed: list[Sequence] = []  # to be reported
@@ -213,8 +213,8 @@ class Scheduler:
         assert plan.step_id == result.step_id == flight.plan.step_id
         now_s = self._clock()
         seconds = now_s - max(flight.started_s, self._updated_s)
-        if self._goes_by_price:
-            self._pricing.observe(plan, seconds)
+        if self._goes_by_seconds:
+            self._predictor.observe(plan, seconds)
         self._replay.observe(plan, seconds)
         # A step that waited for its drafts also took what the host did between the two.
         waited_s = max(0.0, flight.started_s - self._updated_s) if self._had_running else 0.0

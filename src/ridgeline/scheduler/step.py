@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ridgeline.core.plan import Admission, BlockCopy, Outputs, Segment, StepPlan
 from ridgeline.kvcache import KVCacheManager
-from ridgeline.scheduler.pricing import StepBudget
+from ridgeline.scheduler.prediction import StepBudget
 from ridgeline.scheduler.sequence import Sequence
 
 SAMPLE = Outputs(sample=True)

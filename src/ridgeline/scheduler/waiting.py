@@ -13,7 +13,7 @@ from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.documents import Documents, DocumentsWait
 from ridgeline.scheduler.overload import DrainRate
 from ridgeline.scheduler.policies import QueuePolicy, Rank
-from ridgeline.scheduler.pricing import Pricing
+from ridgeline.scheduler.prediction import CorrectedPredictor
 from ridgeline.scheduler.sequence import Sequence
 from ridgeline.scheduler.waiting_queue import WaitingQueue
 
@@ -32,13 +32,13 @@ class Waiting:
         self,
         config: SchedulerConfig,
         policy: QueuePolicy,
-        pricing: Pricing,
+        predictor: CorrectedPredictor,
         transfers: Transfers | None,
         kv: KVCacheManager,
     ) -> None:
         self._config = config
         self._policy = policy
-        self._pricing = pricing
+        self._predictor = predictor
         self._transfers = transfers
         self._batching = create_batching(
             config.batching, size=config.max_num_seqs, window_s=config.batch_window_s
@@ -297,7 +297,9 @@ class Waiting:
         deadline_s = sequence.request.deadline_s
         if sequence.postponed or deadline_s is None:
             return False
-        return now_s + self._pricing.remaining_s(sequence) > deadline_s
+        return now_s + self._predictor.remaining_s(sequence) > deadline_s
 
     def _compute_s(self, num_tokens: int, context: int) -> float:
-        return self._pricing.segment_s(num_tokens, context) if self._pricing.is_calibrated else inf
+        return (
+            self._predictor.segment_s(num_tokens, context) if self._predictor.is_calibrated else inf
+        )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ridgeline.bench.ladder.texts import RecordedText
 from ridgeline.core.config import EngineConfig, ResolvedConfig, resolve
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.protocols import Executor, StepPrice
+from ridgeline.core.protocols import Executor, StepTimePredictor
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION, HEAD_SPECULATION
@@ -15,7 +15,7 @@ from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.speculation import make_speculation
 from ridgeline.executors.simulated import VirtualClock
 from ridgeline.scheduler import FeatureHead, Scheduler, SchedulerConfig
-from ridgeline.scheduler.pricing import DEFAULT_PRICE
+from ridgeline.scheduler.prediction import DEFAULT_PREDICTOR
 
 MAX_DRAFTS = 16
 
@@ -66,12 +66,12 @@ class TextDecoder:
         *,
         max_model_len: int,
         has_draft: bool,
-        price: StepPrice = DEFAULT_PRICE,
+        predictor: StepTimePredictor = DEFAULT_PREDICTOR,
         clock: VirtualClock | None = None,
         reuse_kv: bool = True,
     ) -> None:
         self._executor = executor
-        self._price = price
+        self._predictor = predictor
         self._clock: Callable[[], float] = time.perf_counter if clock is None else clock
         self._config = EngineConfig(
             max_num_seqs=1,
@@ -133,8 +133,10 @@ class TextDecoder:
                 windows=tuple(group.window for group in groups),
                 max_in_flight=self._executor.max_in_flight,
             ),
-            make_speculation(config, resolved, self._executor, price=self._price, sharing=sharing),
-            price=self._price,
+            make_speculation(
+                config, resolved, self._executor, predictor=self._predictor, sharing=sharing
+            ),
+            predictor=self._predictor,
             clock=self._clock,
         )
         return EngineLoop(self._executor, scheduler, None, clock=self._clock)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ridgeline.core.plan import ModelRole, StepPlan, tree_depth
-from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, StepPrice, TokenDraw
+from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, StepTimePredictor, TokenDraw
 from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
 from ridgeline.decoding.drafters.budget import Budget
@@ -31,7 +31,7 @@ class AdaptiveDrafter(Drafter):
 
     Candidates are a ``lookup`` drafter, which proposes on the host, for the sequences for which it
     finds something, and the draft model (if ``has_model``) for the others; each with the acceptance
-    measured so far, at the price as steps with and without drafts have borne it out. Now and
+    measured so far, at predicted seconds that steps with and without drafts bear out. Now and
     then one of the sequences that draft nothing drafts one token, to see whether it would pay by
     now; they take turns, at intervals that double unless the token surprises. What all this loses
     is bounded: when its `Budget` is spent it rests, and the engine works as if there were no
@@ -41,7 +41,7 @@ class AdaptiveDrafter(Drafter):
     def __init__(
         self,
         lookup: Drafter,
-        price: StepPrice,
+        predictor: StepTimePredictor,
         *,
         max_tokens: int,
         has_model: bool,
@@ -51,7 +51,7 @@ class AdaptiveDrafter(Drafter):
         self._is_tree = is_tree
         counts = range(max_tokens + 1)  # of the draft model's tokens
         self._passes = np.array([tree_depth(count) if is_tree else count for count in counts])
-        self._costs = StepCosts(price, max_tokens=max_tokens)
+        self._costs = StepCosts(predictor, max_tokens=max_tokens)
         self._budget = Budget(self._costs)
         self._max_tokens = max_tokens
         self._has_model = has_model

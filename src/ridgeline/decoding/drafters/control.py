@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from ridgeline.core.plan import ModelRole, Pass, StepPlan
 from ridgeline.core.plan_maker import PlanMaker
-from ridgeline.core.protocols import StepPrice
+from ridgeline.core.protocols import StepTimePredictor
 
 PLAIN_STEPS = 8  # are timed together: of steps planned ahead, single ends may be seen late
 _WEIGHT = 0.25  # of the latest value in the mean
 _MOST_OFF = math.log(4.0)  # a step that is further off than that from the mean was interrupted
-_KNOWN_PRICES = 2048  # prices of passes that are remembered
+_MOST_KNOWN = 2048  # seconds of passes that are remembered
 _KEPT_STEPS = 512  # after which a kind of step that was not seen again is tried again
 
 
@@ -89,15 +89,15 @@ class _Mean:
 
 
 class StepCosts:
-    """Seconds of verification and of draft passes, from the price of plans as they would be.
+    """Seconds of verification and of draft passes, predicted of plans as they would be.
 
-    What steps of each kind really took corrects the price, which knows the model's passes and not
+    What steps of each kind really took corrects these, which know the model's passes and not
     what the host does between them.
     """
 
-    def __init__(self, price: StepPrice, *, max_tokens: int) -> None:
+    def __init__(self, predictor: StepTimePredictor, *, max_tokens: int) -> None:
         self._plans = PlanMaker()
-        self._price = price
+        self._predictor = predictor
         self._max_tokens = max_tokens
         self._known: dict[tuple[int, int, int, ModelRole], float] = {}
         # By the number of sequences as a power of two; of steps with drafts by draft passes, too.
@@ -125,7 +125,10 @@ class StepCosts:
         if target.role is not ModelRole.TARGET or not _decodes(target) or seconds <= 0:
             return
         self._num_steps += target.num_steps
-        size, predicted = len(target.segments).bit_length(), sum(map(self._priced, plan.passes))
+        size, predicted = (
+            len(target.segments).bit_length(),
+            sum(map(self._seconds_of, plan.passes)),
+        )
         if is_plain:
             self._observe_plain(size, target.num_steps, seconds, predicted)
         elif size in self._plain and any(segment.num_drafts for segment in target.segments):
@@ -170,10 +173,10 @@ class StepCosts:
         return math.exp(plain.value) if plain is not None else 1.0
 
     def excess_s(self, num_sequences: int) -> list[float]:
-        """What steps with drafts take beyond their price, by draft passes from none on.
+        """What steps with drafts take beyond what is predicted, by draft passes from none on.
 
-        In seconds as the price counts them. A chain that was not seen lately is taken to be like
-        the nearest one that was, pass by pass, and not to take less than its price.
+        In predicted seconds. A chain that was not seen lately is taken to be like
+        the nearest one that was, pass by pass, and not to take less than predicted.
         """
         size = num_sequences.bit_length()
         lately = [
@@ -195,7 +198,7 @@ class StepCosts:
         known = self._excess.get(key)
         return known is not None and self._num_steps - known.step <= _KEPT_STEPS
 
-    def _priced(self, a_pass: Pass) -> float:
+    def _seconds_of(self, a_pass: Pass) -> float:
         """Seconds as `of` counts them; its first step may have several tokens of each sequence, and
         those that deepen a tree have."""
         count = len(a_pass.segments)
@@ -219,19 +222,19 @@ class StepCosts:
     ) -> float:
         """Of one pass, at the nearest eighth of a power of two of the context.
 
-        Remembered: a price takes longer than what a step on the host may.
+        Remembered: a prediction takes longer than what a step on the host may.
         """
         context = int(2.0 ** (round(8 * math.log2(max(1.0, mean_length))) / 8))
         key = (num_sequences, context, width, role)
         if key not in self._known:
-            if len(self._known) >= _KNOWN_PRICES:
+            if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             segments = [
                 self._plans.segment(slot, context, (0,) * width, num_drafts=width - 1)
                 for slot in range(num_sequences)
             ]
             plan = self._plans.plan(segments, role=role)
-            self._known[key] = self._price.seconds(plan)
+            self._known[key] = self._predictor.seconds(plan)
         return self._known[key]
 
 

@@ -4,7 +4,7 @@ from typing import cast
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.parts import load_part
-from ridgeline.core.protocols import Drafter, StepPrice
+from ridgeline.core.protocols import Drafter, StepTimePredictor
 from ridgeline.decoding.drafters.adaptive import AdaptiveDrafter
 from ridgeline.decoding.drafters.first_of import FirstOf
 from ridgeline.decoding.drafters.model import ModelDrafter
@@ -14,7 +14,12 @@ from ridgeline.decoding.drafters.suffix import SuffixDrafter
 
 
 def make_drafter(
-    name: str, price: StepPrice, *, max_tokens: int, has_model: bool, is_tree: bool = False
+    name: str,
+    predictor: StepTimePredictor,
+    *,
+    max_tokens: int,
+    has_model: bool,
+    is_tree: bool = False,
 ) -> Drafter:
     """The drafter of that name. ``has_model``: whether there is a draft model;
     ``is_tree``: whether it proposes trees.
@@ -39,7 +44,7 @@ def make_drafter(
         case "adaptive":
             return AdaptiveDrafter(
                 SuffixDrafter(is_tree=is_tree),
-                price,
+                predictor,
                 max_tokens=max_tokens,
                 has_model=has_model,
                 is_tree=is_tree,

@@ -1,4 +1,4 @@
-"""An executor without tensors: the price of a plan, on a virtual clock."""
+"""An executor without tensors: predicted seconds of a plan, on a virtual clock."""
 
 from ridgeline.executors.simulated.clock import VirtualClock
 from ridgeline.executors.simulated.executor import SimulatedExecutor

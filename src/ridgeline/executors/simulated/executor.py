@@ -21,7 +21,7 @@ from ridgeline.core.plan import (
     plans_back,
     referenced_output,
 )
-from ridgeline.core.protocols import Executor, KVLayout, StepPrice
+from ridgeline.core.protocols import Executor, KVLayout, StepTimePredictor
 from ridgeline.core.result import SegmentResult, StepResult, StepTimings
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.simulated.clock import VirtualClock
@@ -57,7 +57,7 @@ class SimulatedExecutor(Executor):
 
     Args:
         models: what is priced, by role.
-        price: predicted seconds of a plan.
+        predictor: predicted seconds of a plan.
         clock: advanced by the wait for a result, and by what the host does between steps.
         host_step_s: seconds of scheduling and output handling for each step.
         host_segment_s: the same for each segment.
@@ -70,7 +70,7 @@ class SimulatedExecutor(Executor):
     def __init__(
         self,
         models: Mapping[ModelRole, PricedModel],
-        price: StepPrice,
+        predictor: StepTimePredictor,
         clock: VirtualClock,
         *,
         block_tokens: int = 16,
@@ -80,7 +80,7 @@ class SimulatedExecutor(Executor):
     ) -> None:
         self._models = dict(models)
         self._vocab_size = models[ModelRole.TARGET].spec.vocab_size
-        self._price = price
+        self._predictor = predictor
         self._clock = clock
         self._block_tokens = block_tokens
         self._host_step_s, self._host_segment_s = host_step_s, host_segment_s
@@ -137,7 +137,7 @@ class SimulatedExecutor(Executor):
         passes = tuple(self._run(a_pass) for a_pass in plan.passes)
         num_segments = sum(len(a_pass.segments) for a_pass in plan.passes)
         self._clock.advance(self._host_step_s + num_segments * self._host_segment_s)
-        seconds = self._price.seconds(plan)
+        seconds = self._predictor.seconds(plan)
         self.free_s = max(self.free_s, self._clock()) + seconds
         timings = StepTimings(forward_s=seconds, total_s=seconds)
         result = StepResult(step_id=plan.step_id, passes=passes, timings=timings)

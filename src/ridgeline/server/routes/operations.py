@@ -51,7 +51,7 @@ async def engine_state(call: Call) -> Reply:
     server = call.server
     config, stats = server.engine.config, server.engine.stats()
     status, reason = _readiness(server)
-    price = server.engine.summary.price
+    linear = server.engine.summary.linear
     peers = stats.kv_peers
     busy, mbu = server.recent_use.shares(stats.roofline)
     state = EngineState(
@@ -62,9 +62,9 @@ async def engine_state(call: Call) -> Reply:
         models=server.served_names,
         max_seqs=config.max_num_seqs,
         kv_tokens=max(config.num_blocks, default=0) * config.block_tokens,
-        pass_s=price.pass_s,
-        token_s=price.token_s,
-        pair_s=price.pair_s,
+        pass_s=linear.pass_s,
+        token_s=linear.token_s,
+        pair_s=linear.pair_s,
         curve=server.engine.summary.curve,
         kv_name="" if peers is None else peers.engine,
         kv_token_bytes=0.0 if peers is None else peers.entry_bytes / config.block_tokens,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ridgeline.scheduler.pricing import LinearPrice, StepCurve
+from ridgeline.scheduler.prediction import LinearPredictor, StepCurve
 
 
 class ProfileRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -23,8 +23,8 @@ class EngineState(Struct, kw_only=True):
     """How a server is, for the routers in front of it.
 
     ``is_open``: it asks for no keys. ``epoch`` is another one when nothing that was cached is left.
-    ``models``: names that it serves. ``max_seqs`` run at once, and ``kv_tokens`` are held. The
-    price is ``curve``, by a step's tokens, and as `LinearPrice`. The rest is what it is among
+    ``models``: names that it serves. ``max_seqs`` run at once, and ``kv_tokens`` are held.
+    Steps take ``curve``, by their tokens, and as `LinearPredictor`. The rest is what it is among
     engines that read KV of each other: its random name there, empty if it gives out none, the bytes
     of KV of a token (0: not known yet), and the names of those that it can read from now, with
     bytes a second (0: nothing came of late). For people who watch are shares: of KV in use, of
@@ -51,5 +51,5 @@ class EngineState(Struct, kw_only=True):
     mbu: _Share | None = None
 
     @property
-    def price(self) -> LinearPrice:
-        return LinearPrice(pass_s=self.pass_s, token_s=self.token_s, pair_s=self.pair_s)
+    def linear(self) -> LinearPredictor:
+        return LinearPredictor(pass_s=self.pass_s, token_s=self.token_s, pair_s=self.pair_s)

@@ -1,4 +1,4 @@
-"""What steps will cost in seconds: a linear price, its correction, and budgets made of it."""
+"""What steps will take: linear predictors, their correction, and budgets made of them."""
 
 import math
 from bisect import bisect_right
@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.core.protocols import StepPrice
+from ridgeline.core.protocols import StepTimePredictor
 from ridgeline.scheduler.sequence import Sequence
 
 _SMOOTHING = 0.1  # weight of the newest observation in running means
 _LEAST_S = 1e-9  # of a step
-_OBSERVE_EVERY_S = 0.05  # of steps: a price takes as long as a small model's step
+_OBSERVE_EVERY_S = 0.05  # of steps: a prediction takes as long as a small model's step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearPrice:
+class LinearPredictor:
     """Seconds linear in passes, tokens, and pairs of a token and one that it attends to.
 
     ``draft_share``: what the draft model takes of the target's seconds.
@@ -70,10 +70,10 @@ class StepCurve:
             raise ValueError("a curve needs two steps from one token on, each of which takes time")
 
     @classmethod
-    def of_linear(cls, price: LinearPrice) -> "StepCurve":
-        """All that a linear price says."""
-        one_s, two_s = (max(_LEAST_S, price.pass_s + n * price.token_s) for n in (1, 2))
-        return cls(tokens=(1, 2), seconds=(one_s, two_s), context_s=price.pair_s)
+    def of_linear(cls, linear: LinearPredictor) -> "StepCurve":
+        """All that a linear predictor says."""
+        one_s, two_s = (max(_LEAST_S, linear.pass_s + n * linear.token_s) for n in (1, 2))
+        return cls(tokens=(1, 2), seconds=(one_s, two_s), context_s=linear.pair_s)
 
     def slower(self, factor: float) -> "StepCurve":
         """As if everything took ``factor`` times as long."""
@@ -89,8 +89,8 @@ class StepCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePrice:
-    """A `StepCurve` as the price of plans. ``pair_s``: of each pair of a prompt's token and one
+class CurvePredictor:
+    """Seconds of plans by a `StepCurve`. ``pair_s``: of each pair of a prompt's token and one
     that was computed in a step before."""
 
     curve: StepCurve
@@ -115,17 +115,17 @@ class CurvePrice:
         return alone_s + self.pair_s * num_tokens * context
 
 
-# Only the proportions matter, since `Pricing` scales it to what steps really take: a pass costs as
-# much as 16 tokens, and a token as much as attending to 4,096 others.
-DEFAULT_PRICE = LinearPrice(pass_s=1.6e-3, token_s=1e-4, pair_s=2.5e-8)
-DEFAULT_CURVE = StepCurve.of_linear(DEFAULT_PRICE)
+# Only the proportions matter, since `CorrectedPredictor` scales them to what steps really take: a
+# pass takes as long as 16 tokens, and a token as long as attending to 4,096 others.
+DEFAULT_PREDICTOR = LinearPredictor(pass_s=1.6e-3, token_s=1e-4, pair_s=2.5e-8)
+DEFAULT_CURVE = StepCurve.of_linear(DEFAULT_PREDICTOR)
 
 
-class Pricing:
-    """A price, scaled by the ratio of measured to predicted seconds of the steps so far."""
+class CorrectedPredictor:
+    """A prediction, scaled by the ratio of measured to predicted seconds of the steps so far."""
 
-    def __init__(self, price: StepPrice) -> None:
-        self._price = price
+    def __init__(self, predictor: StepTimePredictor) -> None:
+        self._predictor = predictor
         self._scale: float | None = None
         self._unobserved_s = _OBSERVE_EVERY_S
         self._fixed_s = 0.0  # of a step, beyond what the target's segments add; before scaling
@@ -142,12 +142,12 @@ class Pricing:
         self._unobserved_s += measured_s
         if self._unobserved_s < _OBSERVE_EVERY_S:
             return
-        predicted = self._price.seconds(plan)
+        predicted = self._predictor.seconds(plan)
         if predicted <= 0:
             return
         self._unobserved_s = 0.0
         parts = sum(
-            self._price.segment_seconds(segment.num_tokens, segment.start)
+            self._predictor.segment_seconds(segment.num_tokens, segment.start)
             for segment in target.segments
         )
         self._fixed_s = max(0.0, predicted / target.num_steps - parts)
@@ -170,7 +170,7 @@ class Pricing:
 
     def segment_s(self, num_tokens: int, context: int) -> float:
         """Predicted seconds that a segment adds."""
-        return self._price.segment_seconds(num_tokens, context) * (self._scale or 1.0)
+        return self._predictor.segment_seconds(num_tokens, context) * (self._scale or 1.0)
 
     def remaining_s(self, sequence: Sequence) -> float:
         """Predicted seconds until the sequence is finished, if it ran from now on; 0 if unknown.
@@ -189,12 +189,14 @@ class Pricing:
 class StepBudget:
     """Tokens, and perhaps seconds, that are left in the step that is being planned."""
 
-    __slots__ = ("_pricing", "seconds", "tokens")
+    __slots__ = ("_predictor", "seconds", "tokens")
 
-    def __init__(self, tokens: int, *, seconds: float | None, pricing: Pricing) -> None:
+    def __init__(
+        self, tokens: int, *, seconds: float | None, predictor: CorrectedPredictor
+    ) -> None:
         self.tokens = tokens
-        self._pricing = pricing
-        self.seconds = None if seconds is None else seconds - pricing.fixed_s
+        self._predictor = predictor
+        self.seconds = None if seconds is None else seconds - predictor.fixed_s
 
     def unbounded(self) -> None:
         """Nobody is made to wait by this step: seconds do not matter."""
@@ -207,13 +209,13 @@ class StepBudget:
         if seconds is None:
             return count
         return bisect_right(
-            range(1, count + 1), seconds, key=lambda n: self._pricing.segment_s(n, context)
+            range(1, count + 1), seconds, key=lambda n: self._predictor.segment_s(n, context)
         )
 
     def spend_seconds(self, num_tokens: int, context: int) -> None:
         """Those of so many tokens after ``context``, where seconds are limited."""
         assert self.seconds is not None
-        self.seconds -= self._pricing.segment_s(num_tokens, context)
+        self.seconds -= self._predictor.segment_s(num_tokens, context)
 
 
 def _mean(mean: float, value: float) -> float:

@@ -7,10 +7,10 @@ import pytest
 from tests.scheduler.simulation import Simulation, make_request
 
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
-from ridgeline.scheduler import LinearPrice
-from ridgeline.scheduler.pricing import CurvePrice, Pricing, StepCurve
+from ridgeline.scheduler import LinearPredictor
+from ridgeline.scheduler.prediction import CorrectedPredictor, CurvePredictor, StepCurve
 
-PRICE = LinearPrice(pass_s=0.01, token_s=0.0)
+PREDICTOR = LinearPredictor(pass_s=0.01, token_s=0.0)
 
 
 def step(num_steps=1) -> StepPlan:
@@ -24,73 +24,73 @@ def new_sequence(**settings):
 
 @pytest.mark.parametrize(("output", "num_tokens"), [(5, 5), (1000, 20), (None, 20)])
 def test_an_output_is_expected_to_be_as_long_as_others_within_its_limit(output, num_tokens):
-    pricing = Pricing(PRICE)
-    pricing.observe(step(), 0.01)
+    predictor = CorrectedPredictor(PREDICTOR)
+    predictor.observe(step(), 0.01)
     for _ in range(200):
-        pricing.observe_output(20)
+        predictor.observe_output(20)
     expected_s = (num_tokens - 1) * 0.01
-    assert pricing.remaining_s(new_sequence(output=output)) == pytest.approx(expected_s)
+    assert predictor.remaining_s(new_sequence(output=output)) == pytest.approx(expected_s)
 
 
 def test_a_replayed_plan_counts_as_its_steps():
-    pricing = Pricing(PRICE)
+    predictor = CorrectedPredictor(PREDICTOR)
     for _ in range(50):
-        pricing.observe(step(num_steps=16), 0.16)
-    assert pricing.remaining_s(new_sequence(output=11)) == pytest.approx(0.1)
+        predictor.observe(step(num_steps=16), 0.16)
+    assert predictor.remaining_s(new_sequence(output=11)) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("num_steps", [1, 16])
 def test_what_a_step_takes_beside_its_segments_is_that_of_one_step_of_a_replay(num_steps):
-    price = LinearPrice(pass_s=0.01, token_s=0.002, draft_share=0.5)
+    predictor = LinearPredictor(pass_s=0.01, token_s=0.002, draft_share=0.5)
     segments = tuple(Segment(slot=slot, start=8, stop=9, token_ids=(1,)) for slot in range(3))
     draft = Pass(segments=segments, role=ModelRole.DRAFT)
     for passes, fixed_s in (((), 0.01), ((draft,), 0.01 + 0.5 * 0.016 / num_steps)):
         plan = StepPlan(step_id=0, passes=(*passes, Pass(segments=segments, num_steps=num_steps)))
-        pricing = Pricing(price)
-        pricing.observe(plan, price.seconds(plan))
-        assert pricing.fixed_s == pytest.approx(fixed_s)
+        corrected = CorrectedPredictor(predictor)
+        corrected.observe(plan, predictor.seconds(plan))
+        assert corrected.fixed_s == pytest.approx(fixed_s)
 
 
 def test_of_short_steps_few_are_priced():
     priced = []
 
-    class CountedPrice(LinearPrice):
+    class CountedPredictor(LinearPredictor):
         def seconds(self, plan):
             priced.append(plan)
             return super().seconds(plan)
 
-    pricing = Pricing(CountedPrice(pass_s=0.01, token_s=0.0))
+    predictor = CorrectedPredictor(CountedPredictor(pass_s=0.01, token_s=0.0))
     for _ in range(1000):
-        pricing.observe(step(), 0.001)
+        predictor.observe(step(), 0.001)
     assert 15 <= len(priced) <= 25  # one in 50 ms
-    assert pricing.fixed_s == pytest.approx(0.001)
-    assert pricing.remaining_s(new_sequence(output=11)) == pytest.approx(0.01)
+    assert predictor.fixed_s == pytest.approx(0.001)
+    assert predictor.remaining_s(new_sequence(output=11)) == pytest.approx(0.01)
 
 
 def test_a_draft_model_takes_its_share():
-    price = LinearPrice(pass_s=0.01, token_s=0.001, draft_share=0.1)
+    predictor = LinearPredictor(pass_s=0.01, token_s=0.001, draft_share=0.1)
     segment = Segment(slot=0, start=0, stop=2, token_ids=(1, 1))
     passes = [Pass(segments=(segment,), role=role) for role in (ModelRole.DRAFT, ModelRole.TARGET)]
-    seconds = [price.seconds(StepPlan(step_id=0, passes=(each,))) for each in passes]
+    seconds = [predictor.seconds(StepPlan(step_id=0, passes=(each,))) for each in passes]
     assert seconds == pytest.approx([0.0012, 0.012])
 
 
 def test_tokens_attend_to_all_before_them_and_to_themselves():
-    price = LinearPrice(pass_s=9.0, token_s=2.0, pair_s=1.0)
-    assert price.segment_seconds(2, 3) == 2 * 2 + (4 + 5)
+    predictor = LinearPredictor(pass_s=9.0, token_s=2.0, pair_s=1.0)
+    assert predictor.segment_seconds(2, 3) == 2 * 2 + (4 + 5)
 
 
 def test_a_curve_is_linear_between_its_points_and_beyond_them():
     curve = StepCurve(tokens=(1, 4, 8), seconds=(1.0, 4.0, 6.0), context_s=0.5)
     assert [curve.step_s(n, 0) for n in (1, 2, 4, 6, 8, 12)] == [1, 2, 4, 5, 6, 8]
     assert curve.step_s(2, 3) == 2 + 3 * 0.5
-    price = CurvePrice(curve=curve, pair_s=0.25)
-    assert price.segment_seconds(1, 6) == (2 - 1) + 6 * 0.5
-    assert price.segment_seconds(4, 6) == (4 - 1) + 4 * 6 * 0.25
+    predictor = CurvePredictor(curve=curve, pair_s=0.25)
+    assert predictor.segment_seconds(1, 6) == (2 - 1) + 6 * 0.5
+    assert predictor.segment_seconds(4, 6) == (4 - 1) + 4 * 6 * 0.25
     bounds = ((6, 7), (3, 7))
     segments = tuple(Segment(0, start, stop, (1,) * (stop - start)) for start, stop in bounds)
     passes = (Pass(segments=segments, num_steps=2),)
-    assert price.seconds(StepPlan(step_id=0, passes=passes)) == 2 * (4.5 + 6 * 0.5 + 12 * 0.25)
+    assert predictor.seconds(StepPlan(step_id=0, passes=passes)) == 2 * (4.5 + 6 * 0.5 + 12 * 0.25)
 
 
 @pytest.mark.parametrize(

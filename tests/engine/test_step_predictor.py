@@ -10,7 +10,7 @@ from tests.roofline.test_fitting import CEILINGS, samples
 from ridgeline import LLM
 from ridgeline.cli.main import main
 from ridgeline.roofline.calibration import calibrate, calibration_path, save
-from ridgeline.scheduler import DEFAULT_PRICE
+from ridgeline.scheduler import DEFAULT_PREDICTOR
 
 
 @pytest.fixture
@@ -19,16 +19,16 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def price_of(model_folder):
+def predictors_of(model_folder):
     with LLM(str(model_folder), executor="reference") as llm:
         engine = llm._engine
-        return engine.scheduler._pricing._price, engine.observer.predictor
+        return engine.scheduler._predictor._predictor, engine.observer.predictor
 
 
 def test_linear_without_a_calibration(model_folder, cache, caplog):
     with caplog.at_level(logging.INFO):
-        price, predictor = price_of(model_folder)
-    assert price == replace(DEFAULT_PRICE, draft_share=0.0)  # there is no draft model
+        used, predictor = predictors_of(model_folder)
+    assert used == replace(DEFAULT_PREDICTOR, draft_share=0.0)  # there is no draft model
     assert predictor is None
     assert "priced by a model that is linear" in caplog.text
 
@@ -37,8 +37,8 @@ def test_the_calibration_of_this_machine(model_folder, cache, caplog):
     made = calibrate(samples(("gpt2",)), CEILINGS, executor="reference", dense_attention=True)
     save(made, calibration_path("reference"))
     with caplog.at_level(logging.INFO):
-        price, predictor = price_of(model_folder)
-    assert price is predictor
+        used, predictor = predictors_of(model_folder)
+    assert used is predictor
     assert predictor.calibration == made
     assert "calibrated for the reference executor" in caplog.text
 
