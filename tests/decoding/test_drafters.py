@@ -14,6 +14,7 @@ from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.decoding.drafters import (
     AdaptiveDrafter,
     FirstOf,
+    LookaheadDrafter,
     ModelDrafter,
     NgramDrafter,
     RecyclingDrafter,
@@ -103,6 +104,49 @@ def test_trees_have_what_the_caller_expects(drafter):
     drafter.start(0, [1, 2, 3, 1, 2], "a")
     drafter.expect(0, [3, 1, 2, 5, 6])
     assert {3, 5} <= set(drafter.propose(0, 8).token_ids)
+
+
+def test_what_is_drawn_ahead_is_proposed_once_it_may_follow():
+    """Three tokens an n-gram, one column: beside drafts the window takes one, after the last token.
+
+    The n-grams 7 7 8 and 1 8 9 are made ahead, 7 1 7 is said.
+    """
+    chain, tree = LookaheadDrafter(4), LookaheadDrafter(5, is_tree=True)
+    for drafter in (chain, tree):
+        drafter.start(0, [7])
+        first = drafter.propose(0, 4)
+        assert (first.token_ids, first.parents) == ((7,), (-1,))
+        drafter.see_drawn(0, first, [1, 8])
+        drafter.extend(0, [1])
+        second = drafter.propose(0, 4)
+        assert (second.token_ids, second.parents) == ((8,), (-1,))
+        drafter.see_drawn(0, second, [7, 9])
+        drafter.extend(0, [7])
+        third = drafter.propose(0, 1)
+        assert third.token_ids == (9,)  # of a window for which alone there is room
+        drafter.see_drawn(0, third, [1, -1])  # a grammar cut it off: it stays what it was
+        drafter.extend(0, [1])
+    last = chain.propose(0, 4)
+    assert (last.token_ids, last.parents) == ((7, 1, 9), (-1, 0, -1))
+    last = tree.propose(0, 5)
+    assert (last.token_ids, last.parents) == ((7, 1, 8, 9, 9), (-1, 0, -1, 2, -1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_window_is_a_tree_that_fits(seed):
+    rng = random.Random(seed)
+    drafter = LookaheadDrafter(rng.randint(1, 32), is_tree=bool(seed % 2))
+    text = [rng.randrange(6) for _ in range(rng.randint(1, 30))]
+    drafter.start(0, text)
+    for _ in range(60):
+        most = rng.randint(0, 40)
+        draft = drafter.propose(0, most)
+        assert len(draft.token_ids) == len(draft.parents) <= most
+        assert all(parent < place for place, parent in enumerate(draft.parents))
+        assert len({*zip(draft.parents, draft.token_ids, strict=True)}) == len(draft.token_ids)
+        drafter.see_drawn(0, draft, [rng.randrange(-1, 6) for _ in range(1 + len(draft.token_ids))])
+        drafter.extend(0, [rng.randrange(6) for _ in range(rng.randint(0, 3))])
+    drafter.finish(0)
 
 
 def test_the_memory_of_outputs_is_bounded():

@@ -252,6 +252,24 @@ def test_tree_verification_changes_nothing(make, config, params):
 
 @BOTH_KINDS
 @ALL_MODELS
+def test_what_would_be_drawn_after_each_draft_is_told_where_it_is_asked(make, config, params):
+    driver = make(config)
+    (first,) = driver.start(0, PROMPT, params).token_ids
+    drafts, parents = [10, 20, 30, 40], (-1, 0, 0, 2)
+    wanted = Outputs(sample=True, drawn=True)
+    told = driver.run(
+        driver.segment(
+            0, len(PROMPT), [first, *drafts], num_drafts=4, parents=parents, outputs=wanted
+        )
+    ).passes[0][0]
+    for node, path in enumerate([[], [10], [10, 20], [10, 30], [10, 30, 40]]):
+        alone = driver.start(1, [*PROMPT, first, *path], params, num_prompt_tokens=len(PROMPT))
+        driver.run(passes=[], releases=(1,)) if node < 4 else None
+        assert told.drawn[node] == alone.token_ids[0]
+
+
+@BOTH_KINDS
+@ALL_MODELS
 def test_a_grown_tree_has_what_would_be_drawn_after_each_of_its_tokens(kind, make, config, params):
     """Where a token has others after it, the first of them is what the model draws there; and the
     target's pass of the same step verifies the tree."""

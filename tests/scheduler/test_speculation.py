@@ -355,7 +355,7 @@ class Counted(Drafter):
 
     def __init__(self, *token_ids):
         self._draft = Draft(token_ids=token_ids)
-        self.verified_counts, self.forced_counts = [], []
+        self.verified_counts, self.forced_counts, self.drawn = [], [], []
 
     def start(self, slot, token_ids, namespace=None, *, tenant="", draw=GREEDY_DRAW): ...
 
@@ -372,14 +372,17 @@ class Counted(Drafter):
     def forced(self, slot, num_tokens):
         self.forced_counts.append(num_tokens)
 
+    def see_drawn(self, slot, draft, drawn):
+        self.drawn += drawn
+
 
 @pytest.mark.parametrize(
-    ("num_valid", "forced", "expected"),
-    [(0, (), (3, 0)), (2, (), (3, 2)), (3, (7, 8), 2)],
+    ("num_valid", "forced", "expected", "seen"),
+    [(0, (), (3, 0), [9, -1, -1, -1]), (2, (), (3, 2), [1, 2, 9, -1]), (3, (7, 8), 2, [])],
     ids=["all cut", "one cut", "forced"],
 )
 def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_them(
-    num_valid, forced, expected
+    num_valid, forced, expected, seen
 ):
     constraint = SimpleNamespace(
         advance=lambda _: None,
@@ -408,8 +411,10 @@ def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_the
     segment = Segment(
         slot=0, start=5, stop=6 + len(drafts), token_ids=(5, *drafts), num_drafts=len(drafts)
     )
-    outcome = SegmentResult(token_ids=(*drafts, 9), accepted=tuple(range(len(drafts))))
-    speculation.verified(sequence, segment, outcome, (*drafts, 9))
+    tokens = (*drafts, 9)
+    outcome = SegmentResult(token_ids=tokens, accepted=tuple(range(len(drafts))), drawn=tokens)
+    speculation.verified(sequence, segment, outcome, tokens)
+    assert drafter.drawn == seen
     assert drafter.verified_counts + drafter.forced_counts == [expected]
 
 

@@ -131,7 +131,8 @@ class Outputs:
     ``masked``: sampling waits for a mask, set on the step's handle. ``prompt_logprobs``: the
     log-probability of the token that follows each position, where it is known. ``logits``: the raw
     logits of every position. ``pooled``: one vector of the final hidden states, so made.
-    ``candidates``: so many likely tokens in the place of each that is yielded, for a drafter.
+    ``candidates``: so many likely tokens in the place of each that is yielded, for a drafter;
+    ``drawn``: the token after each draft, accepted or not, for one, too.
     """
 
     sample: bool = False
@@ -140,6 +141,7 @@ class Outputs:
     logits: bool = False
     pooled: Pooling | None = None
     candidates: int = 0
+    drawn: bool = False
 
     @property
     def every_position(self) -> bool:

@@ -243,9 +243,11 @@ class Drafter(Protocol):
     """Guesses the next tokens of sequences; one object serves all of them, told apart by slot.
 
     ``num_candidates``: how many likely tokens it wants to `see` in the place of each new one.
+    ``wants_drawn``: whether it wants to `see_drawn` what follows drafts that were rejected, too.
     """
 
     num_candidates: int = 0
+    wants_drawn: bool = False
 
     def start(
         self,
@@ -273,6 +275,14 @@ class Drafter(Protocol):
 
     def see(self, slot: int, candidates: Sequence[TokenLogprobs]) -> None:
         """What was likely in the places of the tokens that `extend` is about to tell."""
+        return
+
+    def see_drawn(self, slot: int, draft: Draft, drawn: Sequence[int]) -> None:
+        """What the target drew after the last known token, and then after each token of the slot's
+        last proposal, accepted or not; −1 stands for none.
+
+        Called before `extend` tells of what was accepted.
+        """
         return
 
     def propose(self, slot: int, max_tokens: int) -> Draft:

@@ -30,6 +30,8 @@ class SegmentResult(NamedTuple):
     asked for them. ``prompt_logprobs``: entry i is for the token that follows position
     ``start + i``. ``logits``: float32 ``[tokens, vocabulary]``. ``pooled``: float32 ``[hidden]``.
     ``candidates``: one for each token, with the likeliest in its place, where they were asked for.
+    ``drawn``: the tokens after the last known one and after each draft, where they were asked for;
+    −1 where none is possible.
     ``parents``: of the ``token_ids`` of a tree that a draft model grew, as in `Segment`.
     """
 
@@ -41,6 +43,7 @@ class SegmentResult(NamedTuple):
     pooled: npt.NDArray[np.float32] | None = None
     parents: tuple[int, ...] = ()
     candidates: tuple[TokenLogprobs, ...] = ()
+    drawn: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,6 +162,8 @@ def segment_result(
     candidates: tuple[TokenLogprobs, ...] = ()
     if wanted.sample:
         rows = logits_NV[len(logits_NV) - num_sampled_rows(item.segment) :]
+        if wanted.drawn and drawn is None:
+            drawn = _draw_everywhere(item, rows, mask)
         with contextlib.suppress(NothingToSampleError):
             tokens, accepted = _draw(item, rows, mask, role, drawn)
             num_top = item.state.admission.params.logprobs
@@ -181,6 +183,7 @@ def segment_result(
         logits=logits_NV.astype(np.float32) if wanted.logits else None,
         pooled=None if wanted.pooled is None else pool_hidden(hidden(), wanted.pooled),
         candidates=candidates,
+        drawn=tuple(drawn or ()) if wanted.drawn else (),
     )
 
 
@@ -201,6 +204,33 @@ def pool_hidden(hidden_SD: Array, pooling: Pooling) -> npt.NDArray[np.float32]:
     return np.array(pooled, dtype=np.float32)  # the rows are overwritten by the next pass
 
 
+def _draw_everywhere(item: SegmentContext, logits_NV: Array, mask: Mask | None) -> list[int]:
+    """The tokens after the last known one and each draft; −1 where none is possible."""
+    allowed = None if mask is None else _unpack(mask, logits_NV.shape[1])
+    tokens = []
+    for node in range(-1, len(item.drafts)):
+        token = -1
+        with contextlib.suppress(NothingToSampleError):
+            token = _sample_after(item, logits_NV, allowed, node)
+        tokens.append(token)
+    return tokens
+
+
+def _sample_after(
+    item: SegmentContext, logits_NV: Array, allowed_NV: Array | None, node: int
+) -> int:
+    """The token after draft ``node``, −1: after the last known token."""
+    admission = item.state.admission
+    return sample(
+        logits_NV[node + 1],
+        admission.params,
+        item.state.history(item.tokens_before(node)),
+        seed=admission.seed,
+        sample_index=admission.sample_index,
+        mask_V=None if allowed_NV is None else allowed_NV[node + 1],
+    )
+
+
 def _draw(
     item: SegmentContext,
     logits_NV: Array,
@@ -209,25 +239,18 @@ def _draw(
     drawn: Sequence[int] | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens and accepted drafts; row 0 is the last known token, 1.. drafts."""
-    state, admission = item.state, item.state.admission
+    state = item.state
     known = item.known[: item.segment.stop - item.segment.num_drafts]
     if state.verifies_by_rejection and role is ModelRole.DRAFT:
         return (_propose(item, logits_NV[0], known),), ()
     allowed = None if mask is None else _unpack(mask, logits_NV.shape[1])
 
     def draw(node: int) -> int:
-        if drawn is not None:
-            if drawn[node + 1] < 0:
-                raise NothingToSampleError
-            return drawn[node + 1]
-        return sample(
-            logits_NV[node + 1],
-            admission.params,
-            state.history(item.tokens_before(node)),
-            seed=admission.seed,
-            sample_index=admission.sample_index,
-            mask_V=None if allowed is None else allowed[node + 1],
-        )
+        if drawn is None:
+            return _sample_after(item, logits_NV, allowed, node)
+        if drawn[node + 1] < 0:
+            raise NothingToSampleError
+        return drawn[node + 1]
 
     if state.verifies_by_rejection and item.drafts:
         return _verify_by_rejection(item, logits_NV, known, allowed)

@@ -224,7 +224,8 @@ class Planner:
         reports_logprobs = reports_prompt and request.params.prompt_logprobs is not None
         masked = plain.sample and self._speculation.is_masked(sequence)
         candidates = self._speculation.num_candidates if plain.sample else 0
-        if request.generates and not masked and not reports_logprobs and not candidates:
+        drawn = plain.sample and self._speculation.wants_drawn
+        if request.generates and not (masked or reports_logprobs or candidates or drawn):
             return plain
         return Outputs(
             sample=plain.sample,
@@ -233,6 +234,7 @@ class Planner:
             logits=reports_prompt and request.wants_logits,
             pooled=request.pooling if stop == sequence.num_known else None,
             candidates=candidates,
+            drawn=drawn,
         )
 
     def _draft(self, sequence: Sequence, step: Step) -> Draft | None:

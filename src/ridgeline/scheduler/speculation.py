@@ -105,6 +105,11 @@ class Speculation:
         return 0 if self.drafter is None or self._is_resting else self.drafter.num_candidates
 
     @property
+    def wants_drawn(self) -> bool:
+        """Whether the drafter wants to see what follows every draft."""
+        return self.drafter is not None and self.drafter.wants_drawn
+
+    @property
     def needs_results(self) -> bool:
         """Whether the next step cannot be planned before the results of the one in flight."""
         return self.drafter is not None and not self._rest_steps
@@ -300,6 +305,11 @@ class Speculation:
             elif num_accepted:
                 self.drafter.forced(state.slot, num_accepted)
             self.drafter.see(state.slot, outcome.candidates[: len(new)])
+            if outcome.drawn and proposed.token_ids:
+                drawn = [-1] * (1 + len(proposed.token_ids))
+                for place, token in zip((-1, *state.kept), outcome.drawn, strict=True):
+                    drawn[place + 1] = token
+                self.drafter.see_drawn(state.slot, proposed, drawn)
             self.drafter.extend(state.slot, new)
         if state.from_model is not None:
             assert self._draft_model is not None

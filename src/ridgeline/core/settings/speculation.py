@@ -13,6 +13,7 @@ Speculation = Literal[
     "ngram",
     "suffix",
     "recycling",
+    "lookahead",
     "draft",
     "exit",
     "eagle3",
@@ -74,7 +75,8 @@ class SpeculationSettings:
     Attributes:
         speculation: how next tokens are guessed and verified together: off, ngram (looks in the
             prompt and output), suffix (and in earlier outputs), recycling (what was likely after
-            the same token before), draft (a draft model), exit (the model's own first layers),
+            the same token before), lookahead (n-grams that the model makes ahead of what it says),
+            draft (a draft model), exit (the model's own first layers),
             eagle3 (an EAGLE-3 drafter), mtp (the model's own layer for it), medusa (heads beside
             it), combined (ngram, else draft or exit), adaptive (what pays), or an installed
             drafter. No output changes.
@@ -99,7 +101,14 @@ class SpeculationSettings:
         _REUSE,
         Tries(values=("ngram", "suffix", "draft", "adaptive"), predicted=False),
     ] = "off"
-    verification: Annotated[Literal["exact", "rejection"], _GUESSES] = "exact"
+    verification: Annotated[
+        Literal["exact", "rejection"],
+        _GUESSES,
+        Needs(
+            "speculation other than lookahead, whose drafts are trees",
+            lambda config: config.speculation != "lookahead",
+        ),
+    ] = "exact"
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_SPECULATIVE_TOKENS), _GUESSES] = 4
     draft_shape: Annotated[
         Literal["chain", "tree"],

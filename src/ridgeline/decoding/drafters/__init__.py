@@ -2,6 +2,7 @@
 
 from ridgeline.decoding.drafters.adaptive import AdaptiveDrafter
 from ridgeline.decoding.drafters.first_of import FirstOf
+from ridgeline.decoding.drafters.lookahead import LookaheadDrafter
 from ridgeline.decoding.drafters.model import ModelDrafter
 from ridgeline.decoding.drafters.ngram import NgramDrafter
 from ridgeline.decoding.drafters.recycling import RecyclingDrafter
@@ -11,6 +12,7 @@ from ridgeline.decoding.drafters.suffix import SuffixDrafter
 __all__ = [
     "AdaptiveDrafter",
     "FirstOf",
+    "LookaheadDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "RecyclingDrafter",

@@ -7,6 +7,7 @@ from ridgeline.core.parts import load_part
 from ridgeline.core.protocols import Drafter, StepTimePredictor
 from ridgeline.decoding.drafters.adaptive import AdaptiveDrafter
 from ridgeline.decoding.drafters.first_of import FirstOf
+from ridgeline.decoding.drafters.lookahead import LookaheadDrafter
 from ridgeline.decoding.drafters.model import ModelDrafter
 from ridgeline.decoding.drafters.ngram import NgramDrafter
 from ridgeline.decoding.drafters.recycling import RecyclingDrafter
@@ -37,6 +38,8 @@ def make_drafter(
             return SuffixDrafter(is_tree=is_tree)
         case "recycling":
             return RecyclingDrafter(is_tree=is_tree)
+        case "lookahead":
+            return LookaheadDrafter(max_tokens, is_tree=is_tree)
         case "draft" | "exit" | "eagle3" | "mtp" | "medusa":
             return ModelDrafter(is_tree=is_tree)
         case "combined":

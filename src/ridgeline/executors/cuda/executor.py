@@ -533,5 +533,5 @@ def _outcome(launched: LaunchedStep | StepResult) -> StepResult:
 def _wants_tokens_only(item: SegmentContext) -> bool:
     """Whether nothing of a segment's result is computed from logits but its tokens."""
     outputs = item.segment.outputs
-    told = item.state.admission.params.logprobs is not None
-    return not (told or outputs.logits or outputs.prompt_logprobs or outputs.candidates)
+    told = item.state.admission.params.logprobs is not None or outputs.candidates > 0
+    return not (told or outputs.drawn or outputs.logits or outputs.prompt_logprobs)
