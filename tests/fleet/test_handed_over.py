@@ -164,5 +164,5 @@ def test_no_stream_is_lost_or_changed_in_many_runs(tmp_path, key_file, counted):
     counted(NUM_RUNS)
     print(f"{NUM_RUNS} streams, {handed_over:.0f} handed over, {moved:.0f} moved on after a loss")
     print(f"{faults} faults; median {seconds[len(seconds) // 2]:.2f} s, most {seconds[-1]:.2f} s")
-    assert handed_over > NUM_RUNS / 5
+    assert handed_over > NUM_RUNS / 10  # an engine whose wire fails is left alone for a while
     assert moved > 0
