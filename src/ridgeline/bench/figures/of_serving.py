@@ -250,7 +250,7 @@ FIGURES: tuple[Figure, ...] = (
         "lookahead decoding ÷ none",
         1.13,
         2.3,
-        why_not="It takes a real model's own texts; the embedded one has 1.5 to 2.0 tokens a pass with 4 drafts.",
+        why_not="It takes a real model's texts; the embedded one has 1.5 to 2.0 tokens a pass.",
     ),
     figure(
         "D8",
