@@ -91,6 +91,7 @@ embedded-model: $(VENV)/.installed-dev
 
 # To try it: no torch, and of the kernels only those that this machine prefers.
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): packages come, and this machine's kernels are compiled. A minute or more."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	  --config-settings=cmake.define.RL_LEVELS=native --editable ".[server]"
@@ -98,6 +99,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 # Everything, the kernels of all levels as well.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): packages come, torch too, and kernels of all levels are compiled. Some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(VENV)/.installed $@

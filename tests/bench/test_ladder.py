@@ -193,8 +193,12 @@ def test_wrong_words_are_refused(words, capsys):
 
 
 def test_what_was_measured_is_printed_even_if_it_cannot_be_drawn(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("ridgeline.bench.ladder.ladder.climb", lambda *_, **__: climbed())
-    words = ["--measure-only", "--json", "--svg", str(tmp_path / "no folder" / "a.svg")]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.setattr(
+        "ridgeline.bench.ladder.ladder.climb", lambda *_, **__: folder.rmdir() or climbed()
+    )
+    words = ["--measure-only", "--json", "--svg", str(folder / "a.svg")]
     assert main(["bench", "ladder", *words]) == 1
     captured = capsys.readouterr()
     assert set(json.loads(captured.out)["subjects"]) == {"embedded"}

@@ -1,8 +1,9 @@
 import json
+from contextlib import nullcontext
 
 import pytest
 
-from ridgeline.cli import main
+from ridgeline.cli import bench_serve, main
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,17 @@ def test_what_is_out_of_bounds_is_one_error_before_anything_runs(capsys, option,
     assert main(["bench", "serve", "nowhere", f"--{option}", value]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"--{option} must be between " in line
+
+
+def test_how_far_a_load_is_is_shown(capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        bench_serve, "loading_bar", lambda **_: nullcontext(lambda *each: shown.append(each))
+    )
+    options = ["--concurrency", "2", "--num-requests", "3", "--output-len", "2"]
+    assert main(["bench", "serve", "--in-process", "--input-len", "4", *options]) == 0
+    told = [each for each in shown if each[2] == "concurrency 2"]
+    assert told == [(done, 3, "concurrency 2") for done in (1, 2, 3)]
 
 
 def test_a_sweep_is_written_as_one_page(capsys, tmp_path):

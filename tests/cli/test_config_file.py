@@ -85,7 +85,7 @@ def test_a_command_runs_with_it(model_folder, tmp_path, capsys):
         ("dtype: null", "is not possible"),
         ("dtype: [a, b]", "is not possible"),
         ("model: {a: b}", "is not possible: expected one value"),
-        ("- 1", "not a list of names"),
+        ("- 1", "must hold lines of a name and its value"),
         ("seed: 1\na: [1\nb: 2", ", line 3, is not YAML: expected ',' or ']', but got ':'."),
         ("a: \0", "not YAML"),
         ("a: 2024-14-41", "not YAML: month must be in 1..12."),

@@ -121,7 +121,7 @@ def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys)
         ({"router": {"slo": "chat"}}, "router.slo is written slo"),
         ({"slo": {"attainment": 0.9}}, "slo needs a limit"),
         ({"budget": {"min_replicas": 3, "max_replicas": 2}}, "must not exceed"),
-        ({"budget": {"min_replicas": 1, "max_replicas": 2}}, "follows from slo"),
+        ({"budget": {"min_replicas": 1, "max_replicas": 2}}, "needs slo, the limits"),
         ({"layout": {"tensor": 2}, "engine": {"tensor_parallel_size": 2}}, "are the same"),
         ({"router": {"disaggregate": "auto"}, "budget": {"min_replicas": 2}}, "of engines that"),
         ({"router": {"request_log_text": True}}, "request_log_text has no effect without"),
@@ -177,6 +177,9 @@ def test_an_engine_that_joins_is_of_the_file_and_has_a_key(tmp_path):
     with pytest.raises(SettingsError, match="router_key_file"):
         read_fleet(file_of(tmp_path, settings | {"router": router})).joined("", "http://r:80")
     router["router_key_file"] = "key"
+    keyless = {name: value for name, value in router.items() if name != "api_key_file"}
+    with pytest.raises(SettingsError, match=r"key: name the fleet's in router\.api_key_file"):
+        read_fleet(file_of(tmp_path, settings | {"router": keyless})).joined("", "http://r:80")
     found = read_fleet(file_of(tmp_path, settings | {"router": router})).joined("", "http://r:80")
     assert (found.model, found.max_num_seqs, found.replicas) == ("a/b", 4, 1)
     assert (found.host, found.port, found.join) == ("0.0.0.0", 0, ["http://r:80"])
@@ -193,7 +196,7 @@ def test_the_data_folder_of_an_engine_that_joins_ends_with_it(tmp_path, monkeypa
         return 0
 
     monkeypatch.setattr("ridgeline.cli.serve.run", run)
-    file = str(file_of(tmp_path, {"router": {"router_key_file": "key"}}))
+    file = str(file_of(tmp_path, {"router": {"router_key_file": "key", "api_key_file": "keys"}}))
     assert main(["fleet", "join", file, "http://r:80"]) == 0
     assert not folders[0].exists()
 

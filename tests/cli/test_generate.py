@@ -392,6 +392,14 @@ def test_beams_are_printed_best_first(model_folder, capsys):
     assert shorter[0] == 0
 
 
+def test_minus_one_token_is_no_limit(model_folder, capsys):
+    options = ("--json", "--temperature", 0, "--max-model-len", 24)
+    plain = json.loads(generate(capsys, model_folder, *options)[1])
+    code, out, _ = generate(capsys, model_folder, *options, "-n", -1)
+    assert (code, json.loads(out)["token_ids"]) == (0, plain["token_ids"])
+    assert generate(capsys, model_folder, *options, "-n", -2)[0] == 2
+
+
 def test_the_best_of_more_samples(model_folder, capsys):
     options = ("--seed", 5, "--max-tokens", 4, "--ignore-eos", "--json", "--temperature", 2)
     drawn = json.loads(generate(capsys, model_folder, *options, "--n", 6, "--logprobs", 0)[1])

@@ -1,5 +1,8 @@
 """Beside each prediction stands how far off past ones were here, and it stays as good."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from ridgeline.bench import calibration
@@ -33,6 +36,20 @@ def test_a_prediction_says_how_far_off_past_ones_were(predicted_before, capsys, 
 def test_machines_of_the_catalogue_have_no_past(predicted_before, capsys):
     assert main(["rank", "qwen2.5-0.5b", "--hardware", "l4"]) == 0
     assert "Past predictions" not in capsys.readouterr().out
+
+
+def test_a_calibration_that_others_disturbed_says_so_as_it_is_made(
+    predicted_before, capsys, monkeypatch
+):
+    quiet = load(calibration_path("cpu"))
+    ceilings = replace(quiet.ceilings, conditions={"contended": True, "others_share": 0.4})
+    made = msgspec.structs.replace(quiet, ceilings=ceilings)
+    monkeypatch.setattr(calibration, "calibrate_here", lambda *_, **__: made)
+    calibration_path("cpu").unlink()
+    assert main(["roofline", *SHAPE, "--executor", "cpu"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "The calibration is kept, but other processes took 40% of the processors" in said
+    assert "--calibrate measures anew" in said
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])

@@ -37,6 +37,15 @@ def test_a_catalogue_device(capsys, tmp_path):
     assert "<!-- roof of the datasheet, ridge at 295.2 FLOPs/byte -->" in svg.read_text()
 
 
+@pytest.mark.parametrize("command", ["roofline", "profile", "bench ladder"])
+def test_a_drawing_is_written_over_nothing(command, capsys, tmp_path):
+    svg = tmp_path / "roof.svg"
+    svg.write_text("mine")
+    assert main([*command.split(), "--svg", str(svg)]) == 2
+    assert f"{svg} is there already: it is not written over." in capsys.readouterr().err
+    assert svg.read_text() == "mine"
+
+
 def test_decode_is_about_one_flop_a_byte(capsys):
     _, out, _ = run(capsys, "--shape", "llama-2-7b", "--hardware", "a100", "--batch", "1", "--json")
     first = json.loads(out)["points"][0]

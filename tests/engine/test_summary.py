@@ -1,6 +1,7 @@
 """The line that says what was loaded."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from tests.roofline.test_fitting import CEILINGS, samples
@@ -10,12 +11,16 @@ from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.roofline.calibration import calibrate, calibration_path, save
 
 
+def keep_calibrations(ceilings):
+    for executor in ("reference", "cpu"):
+        made = calibrate(samples(noise=0.1), ceilings, executor=executor, dense_attention=False)
+        save(made, calibration_path(executor))
+
+
 @pytest.fixture
 def calibrated(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for executor in ("reference", "cpu"):
-        made = calibrate(samples(noise=0.1), CEILINGS, executor=executor, dense_attention=False)
-        save(made, calibration_path(executor))
+    keep_calibrations(CEILINGS)
 
 
 def summary(folder, **settings):
@@ -38,6 +43,10 @@ def test_with_one_there_is_a_speed_with_its_interval(model_folder, calibrated):
     rate, low, high = (float(text.replace(",", "")) for text in found)
     assert low <= rate <= high
     assert "--quantization" not in line  # the reference executor has no such formats
+    assert "busy" not in line
+    keep_calibrations(replace(CEILINGS, conditions={"contended": True}))
+    line = summary(model_folder, executor="reference", dtype="float32")
+    assert line.endswith(" by a calibration on a busy machine (`ridgeline roofline --calibrate`)")
 
 
 @pytest.mark.skipif(not native_kernels_run(), reason="the native kernels do not run here")

@@ -15,6 +15,7 @@ from ridgeline.cli.display import (
     with_interval,
 )
 from ridgeline.cli.options import Parser
+from ridgeline.cli.report_file import check_new_files
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.roofline.history import past_errors, past_sentences
 
@@ -51,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise InvalidRequestError(f"--{name} must be between {least} and {most}.")
     if arguments.measure_only and arguments.calibrate:
         raise InvalidRequestError("--calibrate is for predictions; --measure-only makes none.")
+    check_new_files([arguments.svg])
     from ridgeline.bench.conditions import Watch
     from ridgeline.bench.ladder.ladder import climb, report  # torch takes a second
     from ridgeline.cli.hardware import calibration_of, kept_calibration

@@ -7,10 +7,11 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.cli.display import loading_bar, output_console
+from ridgeline.cli.display import ProgressCallback, loading_bar, output_console
 from ridgeline.cli.load_report import add_report_options, prices_of, print_points, slo_of
 from ridgeline.cli.options import Parser, add_model_options, engine_settings, numbers
 from ridgeline.cli.report_file import add_html_option, check_new_files, write_html
@@ -160,8 +161,9 @@ async def _run(
                 # Other contents at each load: the cache of one is no help to the next.
                 seed = workload.seed + 7919 * len(points)
                 conversations = list(workload.at(rate=load.rate, seed=seed).conversations())
-            points.append(
-                await run_point(
+            total = sum(len(each.turns) for each in conversations)
+            with loading_bar(of_bytes=False) as bar:
+                point = await run_point(
                     target,
                     load,
                     conversations,
@@ -170,9 +172,14 @@ async def _run(
                     think_s=arguments.think_s,
                     engine=engine,
                     may_be_short=may_be_short,
+                    progress=partial(_show, bar, total, load.label),
                 )
-            )
+            points.append(point)
         return name, points
+
+
+def _show(bar: ProgressCallback, total: int, label: str, done: int) -> None:
+    bar(done, total, label)
 
 
 def _loads(arguments: argparse.Namespace, load: Any) -> list[Any]:

@@ -125,7 +125,9 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         return {}
     _check_keys(root, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise SettingsError(f"{path} is not a list of names and values.")
+        raise SettingsError(
+            f"{path} must hold lines of a name and its value, as max_model_len: 4096."
+        )
     return found
 
 

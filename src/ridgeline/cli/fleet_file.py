@@ -17,7 +17,7 @@ from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.fleet.config import MOST_REPLICAS, RouterConfig
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.slo import SLO_NAMES, Slo
-from ridgeline.server.config import ServerConfig
+from ridgeline.server.config import ServerConfig, is_loopback
 
 Positive = Annotated[float, Meta(gt=0, lt=1e9)]
 Count = Annotated[int, Meta(ge=1)]
@@ -30,6 +30,7 @@ _PLACED = {
 }  # fmt: skip
 
 
+_KEYS = {"api_key", "api_key_file"}  # without which no server listens to other machines
 # Settings of a server that are those of the router where it is there, too.
 _OF_THE_ROUTER = {"host", "port", "data_dir", "ssl_certfile", "ssl_keyfile"}
 
@@ -130,7 +131,10 @@ class FleetFile(_Part, frozen=True):
         if budget.max_replicas is not None and budget.min_replicas > budget.max_replicas:
             raise ValueError("budget.min_replicas must not exceed budget.max_replicas")
         if self.slo is None and budget.max_replicas not in (None, budget.min_replicas):
-            raise ValueError("how many replicas between min and max are wanted follows from slo")
+            raise ValueError(
+                "budget.max_replicas needs slo, the limits from which it follows how many of them "
+                "are wanted; without slo there are budget.min_replicas"
+            )
         for name, place in _PLACED.items():
             if name in self.router_settings:
                 raise ValueError(f"router.{name} is written {place}")
@@ -225,14 +229,20 @@ class FleetFile(_Part, frozen=True):
         """The command line of `serve` whose engine joins a router, from anywhere.
 
         Raises:
-            SettingsError: a setting is none, or has an impossible value, or there is no key.
+            SettingsError: a setting is none, or has an impossible value, or a key is missing.
         """
         shared = {field.name for field in dataclasses.fields(ServerConfig)} - _OF_THE_ROUTER
         own = {name: value for name, value in self.router_settings.items() if name in shared}
         if "router_key_file" not in own:
             raise SettingsError(f"{where}: who joins a fleet shows router.router_key_file.")
         here = {"host": "0.0.0.0", "port": 0, "join": [router]}
-        found = _parsed(serve.add_options, here | self.engine_settings | own, where)
+        settings = here | self.engine_settings | own
+        if not is_loopback(str(settings["host"])) and _KEYS.isdisjoint(settings):
+            raise SettingsError(
+                f"{where}: an engine that joins listens to other machines, whose requests show a "
+                "key: name the fleet's in router.api_key_file."
+            )
+        found = _parsed(serve.add_options, settings, where)
         found.model = self.model
         return found
 

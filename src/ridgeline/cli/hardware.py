@@ -16,6 +16,7 @@ from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline.calibration import (
     Calibration,
     calibration_path,
+    disturbance,
     load,
     measured_elsewhere,
     save,
@@ -107,6 +108,8 @@ def calibration_of(executor: str, *, anew: bool, quick: bool = False) -> Calibra
         with loading_bar(of_bytes=False) as progress:
             found = calibrate_here(executor, quick=quick, kept_path=kept, progress=progress)
         save(found, path)
+        if (disturbed := disturbance(found)) is not None:
+            print(f"The calibration is kept, but {disturbed}.", file=sys.stderr)
     return found
 
 

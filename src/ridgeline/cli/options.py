@@ -202,12 +202,15 @@ def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
-    """Sampling settings of the command line over ``defaults``.
+    """Sampling settings of the command line over ``defaults``; −1 tokens at the most are no limit.
 
     Raises:
         InvalidRequestError: a value is out of bounds.
     """
-    return SamplingParams(**{**defaults, **given_settings(arguments, SamplingParams)})
+    given = given_settings(arguments, SamplingParams)
+    if given.get("max_tokens") == -1:  # as in llama.cpp, and in requests to a server
+        del given["max_tokens"]
+    return SamplingParams(**{**defaults, **given})
 
 
 def given_settings(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from ridgeline.cli.bench import print_experts, shape_config
 from ridgeline.cli.display import loading_bar, output_console
 from ridgeline.cli.options import Parser, add_model_options, engine_settings
+from ridgeline.cli.report_file import check_new_files
 from ridgeline.core.errors import DiskError, InvalidRequestError
 
 _SHOWN_FUSIONS = 6
@@ -45,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, least in (("prompt", 0), ("batch", 1), ("context", 0), ("steps", 1), ("rounds", 1)):
         if getattr(arguments, name) < least:
             raise InvalidRequestError(f"--{name} must be at least {least}.")
+    check_new_files([arguments.trace, arguments.svg])
     from ridgeline.bench.profiling import ProfileCase, profile_engine  # torch takes a second
     from ridgeline.roofline.profile_trace import chrome_trace, flame_svg
 

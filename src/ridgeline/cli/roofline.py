@@ -25,6 +25,7 @@ from ridgeline.cli.priced_model import (
     read_model,
     running_traits,
 )
+from ridgeline.cli.report_file import check_new_files
 from ridgeline.cli.roofline_chart import Roof, draw_svg, draw_text
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import DiskError, InvalidRequestError
@@ -103,6 +104,7 @@ class _Study:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure or load the ceilings, predict, draw and explain."""
+    check_new_files([arguments.svg])
     study = _study(arguments)
     if arguments.svg is not None:
         try:

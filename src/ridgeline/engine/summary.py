@@ -15,6 +15,7 @@ from ridgeline.executors.priced import priced_model
 from ridgeline.executors.registry import executor_traits
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import make_batch
+from ridgeline.roofline.calibration import disturbance
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.memory import bits_per_weight, num_parameters, weights_bytes
 from ridgeline.roofline.predict import Prediction, StepPredictor, is_known
@@ -104,7 +105,9 @@ def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Obs
         parts.append(f"speed not predicted (`ridgeline roofline{part}` measures this machine once)")
         return " · ".join(parts)
     decode = _decode(observer.predictor, priced)
-    parts.append(f"predicted {_rate(decode)}")
+    busy = disturbance(observer.predictor.calibration) is not None
+    hint = " by a calibration on a busy machine (`ridgeline roofline --calibrate`)" if busy else ""
+    parts.append(f"predicted {_rate(decode)}{hint}")
     line = " · ".join(parts)
     if form.is_quantized:
         return line

@@ -174,15 +174,23 @@ def describe(calibration: Calibration | None) -> str:
     )
 
 
+def disturbance(calibration: Calibration) -> str | None:
+    """What other processes did while it was measured, if they worked then, in a clause."""
+    conditions = calibration.ceilings.conditions
+    if not conditions.get("contended"):
+        return None
+    return (
+        f"other processes took {conditions.get('others_share', 0.0):.0%} of the processors "
+        "while it was measured, so that predictions may be too slow (ridgeline roofline "
+        "--calibrate measures anew)"
+    )
+
+
 def doubts(calibration: Calibration) -> Iterator[str]:
     """Why predictions with a calibration may be off, each in a clause."""
     conditions = calibration.ceilings.conditions
-    if conditions.get("contended"):
-        yield (
-            f"other processes took {conditions.get('others_share', 0.0):.0%} of the processors "
-            "while it was measured, so that predictions may be too slow (ridgeline roofline "
-            "--calibrate measures anew)"
-        )
+    if (disturbed := disturbance(calibration)) is not None:
+        yield disturbed
     if conditions.get("quick"):
         yield "measured in 90 s (ridgeline roofline --calibrate takes minutes and knows more)"
     if calibration.level != 1.0:

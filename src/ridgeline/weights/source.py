@@ -159,7 +159,7 @@ class CheckpointWeights:
             places_of = stacks.wanted(matched, only)
             count = ByteCount(self.progress, sum(map(checkpoint.num_bytes, places_of)))
             for tensor, places in places_of.items():
-                advance = count.of(next(iter(places.values()))[0])
+                advance = count.of(f"loading {next(iter(places.values()))[0]}")
                 yield checkpoint, tensor, places, self.dtype, advance
 
     def num_bytes(self) -> int:
