@@ -22,7 +22,12 @@ from ridgeline.decoding.drafters import (
 )
 from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
 from ridgeline.decoding.drafters.budget import CREDIT, SHARE
-from ridgeline.decoding.drafters.control import PLAIN_STEPS, StepCosts, choose_lengths
+from ridgeline.decoding.drafters.control import (
+    PLAIN_EVERY,
+    PLAIN_STEPS,
+    StepCosts,
+    choose_lengths,
+)
 from ridgeline.decoding.drafters.hash_chains import MAX_CANDIDATES, MAX_MATCH, HashChains
 
 SLOW = pytest.mark.slow
@@ -389,6 +394,17 @@ def test_steps_of_a_kind_are_priced_once():
     assert price.num_asked <= 4
     costs.of(1, 100)
     assert price.num_asked <= 10
+
+
+def test_steps_without_drafts_are_looked_at_now_and_then():
+    """So a drafter that rests costs next to nothing, and still sees that steps take longer."""
+    costs, plain = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6), plan_of([0])
+    _see_plain(costs, plain, 1.02)
+    for _ in range(PLAIN_EVERY - 1):
+        costs.observe(plain, 2.04, is_plain=True)
+    assert costs.slow_down(1) == pytest.approx(1.0)
+    _see_plain(costs, plain, 2.04)
+    assert costs.slow_down(1) == pytest.approx(2.0**0.25)
 
 
 @pytest.mark.parametrize("length", [1, 3, 6])

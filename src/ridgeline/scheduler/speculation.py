@@ -304,7 +304,8 @@ class Speculation:
                 self.drafter.verified(state.slot, proposed, accepted)
             elif num_accepted:
                 self.drafter.forced(state.slot, num_accepted)
-            self.drafter.see(state.slot, outcome.candidates[: len(new)])
+            if outcome.candidates:
+                self.drafter.see(state.slot, outcome.candidates[: len(new)])
             if outcome.drawn and proposed.token_ids:
                 drawn = [-1] * (1 + len(proposed.token_ids))
                 for place, token in zip((-1, *state.kept), outcome.drawn, strict=True):

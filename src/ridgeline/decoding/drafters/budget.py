@@ -26,12 +26,12 @@ class Budget:
     def observe(self, plan: StepPlan, seconds: float, *, was_asked: bool) -> None:
         """A step ended; what its drafts `gained` is told after it."""
         target = plan.passes[-1]
-        plain_s = self._costs.plain_s(plan)
-        self._each = 0.0 if plain_s is None else 1.0 / len(target.segments)
-        if plain_s is None:
+        self._each = 0.0
+        if not self._costs.knows_plain(target):
             return
+        self._each = 1.0 / len(target.segments)
         if was_asked:
-            lost = (1 - SHARE) * seconds / plain_s - 1.0
+            lost = (1 - SHARE) * seconds / self._costs.plain_s(target) - 1.0
             self._lose(min(lost, CREDIT))  # a step that takes longer was interrupted
         else:
             self._lose(-SHARE * target.num_steps)

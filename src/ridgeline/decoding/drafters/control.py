@@ -13,6 +13,7 @@ from ridgeline.core.plan_maker import PlanMaker
 from ridgeline.core.protocols import StepTimePredictor
 
 PLAIN_STEPS = 8  # are timed together: of steps planned ahead, single ends may be seen late
+PLAIN_EVERY = 64  # after which they are timed anew: a prediction takes as long as a short step
 _WEIGHT = 0.25  # of the latest value in the mean
 _MOST_OFF = math.log(4.0)  # a step that is further off than that from the mean was interrupted
 _MOST_KNOWN = 2048  # seconds of passes that are remembered
@@ -120,15 +121,16 @@ class StepCosts:
         return lambda wanted: np.interp(wanted, tokens, seconds), draft_s
 
     def observe(self, plan: StepPlan, seconds: float, *, is_plain: bool) -> None:
-        """Learn from a step that decoded only, if it had drafts or ``is_plain``."""
+        """Learn from a step that decoded only, if it had drafts or ``is_plain``; of the latter not
+        from each."""
         *drafts, target = plan.passes
         if target.role is not ModelRole.TARGET or not _decodes(target) or seconds <= 0:
             return
         self._num_steps += target.num_steps
-        size, predicted = (
-            len(target.segments).bit_length(),
-            sum(map(self._seconds_of, plan.passes)),
-        )
+        size = len(target.segments).bit_length()
+        if is_plain and size in self._plain and self._age(self._plain[size]) < PLAIN_EVERY:
+            return
+        predicted = sum(map(self._seconds_of, plan.passes))
         if is_plain:
             self._observe_plain(size, target.num_steps, seconds, predicted)
         elif size in self._plain and any(segment.num_drafts for segment in target.segments):
@@ -156,14 +158,15 @@ class StepCosts:
     def knows(self, num_sequences: int) -> bool:
         """Whether it was seen lately what steps without drafts take."""
         plain = self._plain.get(num_sequences.bit_length())
-        return plain is not None and self._num_steps - plain.step <= _KEPT_STEPS
+        return plain is not None and self._age(plain) <= _KEPT_STEPS
 
-    def plain_s(self, plan: StepPlan) -> float | None:
-        """Seconds of a decode step of the same sequences without drafts, as far as it is known."""
-        target = plan.passes[-1]
+    def knows_plain(self, target: Pass) -> bool:
+        """Whether it was ever seen what a decode step of so many sequences takes without drafts."""
+        return len(target.segments).bit_length() in self._plain and _decodes(target)
+
+    def plain_s(self, target: Pass) -> float:
+        """Seconds of a decode step of the same sequences without drafts."""
         count = len(target.segments)
-        if not _decodes(target) or count.bit_length() not in self._plain:
-            return None
         mean_length = sum(segment.start for segment in target.segments) / count
         return self._seconds(count, mean_length, 1) * self.slow_down(count)
 
@@ -196,7 +199,10 @@ class StepCosts:
 
     def _is_recent(self, key: tuple[int, int]) -> bool:
         known = self._excess.get(key)
-        return known is not None and self._num_steps - known.step <= _KEPT_STEPS
+        return known is not None and self._age(known) <= _KEPT_STEPS
+
+    def _age(self, mean: _Mean) -> int:
+        return self._num_steps - mean.step
 
     def _seconds_of(self, a_pass: Pass) -> float:
         """Seconds as `of` counts them; its first step may have several tokens of each sequence, and
@@ -239,6 +245,8 @@ class StepCosts:
 
 
 def _decodes(a_pass: Pass) -> bool:
-    """Whether no prompt is in it."""
+    """Whether no prompt is in it; there is none in what is repeated."""
     segments = a_pass.segments
-    return bool(segments) and all(s.num_tokens - s.num_drafts == 1 for s in segments)
+    return a_pass.num_steps > 1 or (
+        bool(segments) and all(s.num_tokens - s.num_drafts == 1 for s in segments)
+    )
