@@ -1,5 +1,6 @@
 """What clients of peers send: their words for our fields, unknown fields, several names, paths."""
 
+import base64
 import dataclasses
 import json
 import ssl
@@ -237,6 +238,49 @@ def test_anthropics_tool_runner_is_told_that_no_conversation_is_held(http):
     assert "details" not in http.post("/v1/messages", json={"messages": []}).json()["error"]
 
 
+def base64_of(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_files_of_text_are_read(http):
+    file = {"filename": "a.txt", "file_data": f"data:text/plain;base64,{base64_of('the mat')}"}
+    plain = {"role": "user", "content": "a.txt\nthe mat"}
+    asked = [
+        http.post("/v1/chat/completions", json=CHAT | {"messages": [message]}).json()["usage"]
+        for message in (plain, plain | {"content": [{"type": "file", "file": file}]})
+    ]
+    assert asked[0]["prompt_tokens"] == asked[1]["prompt_tokens"]
+    counts = [
+        http.post("/v1/responses/input_tokens", json={"input": [message]}).json()
+        for message in (plain, plain | {"content": [{"type": "input_file", **file}]})
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ({"file_id": "file-1"}, "this model reads files of text, as file_data: data:text/plain;"),
+        ({"file_data": "data:application/pdf;base64,AAAA"}, "this model reads files of text"),
+        ({"file_data": "data:text/plain;base64,/w=="}, "the file is not UTF-8 text in base64."),
+        ({"file_data": "data:text/plain;base64,a"}, "the file is not UTF-8 text in base64."),
+    ],
+)
+def test_other_files_are_refused(http, file, said):
+    part = {"type": "file", "file": file}
+    asked = CHAT | {"messages": [{"role": "user", "content": [part]}]}
+    for path, body in (
+        ("/v1/chat/completions", asked),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_file", **file}]}]},
+        ),
+    ):
+        refused = http.post(path, json=body)
+        assert refused.status_code == 400
+        assert said in refused.json()["error"]["message"]
+
+
 def test_documents_of_text_are_read(http):
     source = {"type": "text", "media_type": "text/plain", "data": "the mat"}
     document = {"type": "document", "source": source, "title": "the cat", "context": "the hat"}
@@ -245,6 +289,15 @@ def test_documents_of_text_are_read(http):
         for c in ([document], "the cat\nthe hat\nthe mat")
     ]
     assert count[0].json() == count[1].json()
+    document["source"] = {
+        "type": "base64",
+        "media_type": "text/plain",
+        "data": base64_of("the mat"),
+    }
+    body = {"messages": [{"role": "user", "content": [document]}]}
+    assert http.post("/v1/messages/count_tokens", json=body).json() == count[1].json()
+    document["source"] = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
+    assert http.post("/v1/messages/count_tokens", json=body).status_code == 400
     document["source"] = {"type": "url", "url": "https://example.com/a.pdf"}
     body = CHAT | {"messages": [{"role": "user", "content": [document]}]}
     error = http.post("/v1/messages", json=body).json()["error"]

@@ -41,6 +41,7 @@ from ridgeline.server.schemas.chat import (
     ToolCallOut,
 )
 from ridgeline.server.schemas.generation import CompletionTokensDetails, Usage
+from ridgeline.server.text_files import text_of_file
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -141,6 +142,8 @@ def message_input(message: ChatMessage, where: str) -> dict[str, Any]:
 def _part(part: ContentPart, where: str) -> dict[str, Any]:
     if part.type == "refusal" and part.refusal is not None:
         return {"type": "text", "text": part.refusal}
+    if part.type == "file":
+        return {"type": "text", "text": text_of_file(part.file, where)}
     if part.type not in _TEXT_PARTS:
         raise bad_request(f"{where}: this model reads text, not {part.type!r}.", where)
     if part.text is None:

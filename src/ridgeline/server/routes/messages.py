@@ -36,6 +36,7 @@ from ridgeline.server.schemas.messages import (
     MessagesUsage,
     TextSource,
 )
+from ridgeline.server.text_files import text_of_base64
 from ridgeline.text.output import Content, Reasoning
 
 _PING = event({"type": "ping"}, "ping")
@@ -186,7 +187,9 @@ def _document(block: Block, where: str) -> str:
         source = msgspec.convert(block.source, TextSource)
     except msgspec.ValidationError:
         raise bad_request(f"{where}: this model reads documents of plain text.", where) from None
-    return "\n".join(part for part in (block.title, block.context, source.data) if part)
+    is_plain = source.type == "text"
+    text = source.data if is_plain else text_of_base64(source.data, where)
+    return "\n".join(part for part in (block.title, block.context, text) if part)
 
 
 def _not_read(block: Block, where: str, readable: Mapping[str, str] = _NEEDED) -> ApiError:

@@ -36,6 +36,7 @@ from ridgeline.server.schemas.responses import (
     ResponsesTool,
     ResponsesToolChoice,
 )
+from ridgeline.server.text_files import text_of_file
 from ridgeline.text.output import Content, Reasoning
 
 _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
@@ -209,10 +210,14 @@ def _text(content: str | list[Any] | None, where: str) -> str:
         return content or ""
     parts = []
     for part in content:
-        is_text = isinstance(part, dict) and part.get("type") in _TEXT_PARTS
-        if not is_text or not isinstance(part.get("text"), str):
-            raise bad_request(f"{where}: this model reads text parts only.", where)
-        parts.append(part["text"])
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "input_file":
+            file = {name: value for name, value in part.items() if name != "type"}
+            parts.append(text_of_file(file, where))
+        elif kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+            parts.append(part["text"])
+        else:
+            raise bad_request(f"{where}: this model reads text and files of text only.", where)
     return "\n".join(parts)
 
 

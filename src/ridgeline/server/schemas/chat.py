@@ -19,7 +19,7 @@ Arguments = dict[str, Any]
 
 
 class ContentPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a message; only text is understood."""
+    """A piece of a message; only text is understood, and files of text."""
 
     type: Name
     text: str | None = None
@@ -27,7 +27,7 @@ class ContentPart(Struct, forbid_unknown_fields=True, kw_only=True):
     image_url: Any = None
     input_audio: Any = None
     video_url: Any = None
-    file: Any = None
+    file: dict[str, Any] | None = None
     cache_control: Any = None
 
 

@@ -40,9 +40,9 @@ class Block(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextSource(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What is in a document."""
+    """What is in a document, as it is or in base64."""
 
-    type: Literal["text"]
+    type: Literal["text", "base64"]
     media_type: Literal["text/plain"] = "text/plain"
     data: str
 
