@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Two processes; a file's tests stay in one, so that what they share (a server, an oracle) is made once.
 TWO := -n 2 --dist loadfile
+# Else each of the hundreds of processes that tests start would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .PHONY: demo test test-all test-changed test-mutants test-clients test-emulated test-sanitized test-gpu \
