@@ -76,6 +76,23 @@ GROWING = CONFIG | {
         "llama_4_scaling_beta": 0.3,
     },
 }
+CHUNKED = EXPERTS | {
+    "model_type": "llama4_text",
+    "head_dim": 8,
+    "intermediate_size_mlp": 80,
+    "attention_chunk_size": 9,
+    "no_rope_layers": [1, 0, 1],
+    "floor_scale": 5,
+}
+STREAMS = CONFIG | {
+    "model_type": "gemma3n_text",
+    "head_dim": 8,
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": 140,
+    "num_kv_shared_layers": 0,
+    "laurel_rank": 6,
+    "activation_sparsity_pattern": [0.6, 0.0, 0.8],
+}
 NORMED_LAST = CONFIG | {"model_type": "hunyuan_v1_dense"}
 NORMED_INSIDE = CONFIG | {"model_type": "bitnet", "hidden_act": "relu2"}
 SOFTCAPPED = WINDOWED | {

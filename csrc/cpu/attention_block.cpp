@@ -428,6 +428,7 @@ Visible visible_slots(const rl_sequence& sequence, int token, const rl_attention
   if (sequence.ancestors && token >= first_draft)
     last = sequence.start + first_draft + __builtin_popcountll(sequence.ancestors[token]);
   int window = attention.window, first = window > 0 ? std::max(last - window, 0) : 0;
+  if (attention.chunked) first = (last - 1) / window * window;
   if (attention.bidirectional) {
     int stop = sequence.start + sequence.num_tokens;
     return {first, window > 0 ? std::min(last - 1 + window, stop) : stop, 0};

@@ -106,10 +106,12 @@ class MoEOp : public Op {
   void run_expert(Context& c, int e, const Routes& routes, const Rows& rows, float* out) const {
     int32_t count = routes.starts[e + 1] - routes.starts[e], width = rows.columns;
     const int32_t* tokens = routes.tokens + routes.starts[e];
+    const float* shares = routes.shares + routes.starts[e];
     float* in = c.gathered.get<float>(static_cast<int64_t>(count) * width);
     for_tokens(c.pool, count, [&](int32_t i) {
-      std::copy_n(rows.data + tokens[i] * rows.stride, width,
-                  in + static_cast<int64_t>(i) * width);
+      const float* from = rows.data + tokens[i] * rows.stride;
+      float *row = in + int64_t{i} * width, factor = routing.scales_inputs ? shares[i] : 1.0f;
+      for (int32_t k = 0; k < width; ++k) row[k] = from[k] * factor;
     });
     const FeedForward& network = experts[static_cast<size_t>(e - borders[rank])];
     feed_forward(c, network, {in, width, count, width}, out, width, false);
@@ -120,7 +122,8 @@ class MoEOp : public Op {
     const int32_t* tokens = routes.tokens + routes.starts[e];
     const float* shares = routes.shares + routes.starts[e];
     for_tokens(c.pool, count, [&](int32_t i) {
-      add_scaled(c.row(RL_H, tokens[i]), out + static_cast<int64_t>(i) * width, shares[i], width);
+      add_scaled(c.row(RL_H, tokens[i]), out + static_cast<int64_t>(i) * width,
+                 routing.scales_inputs ? 1.0f : shares[i], width);
     });
   }
 

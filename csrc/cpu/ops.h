@@ -141,11 +141,12 @@ struct KVWrite : Op {
 
 struct GrowQueries : Op {
   float rate;
-  int32_t length, width;
+  int32_t length, offset, width;
 
   void run(Context& c) const override {
     for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
-      float factor = 1 + rate * std::log1p(static_cast<float>(c.batch.positions[t] / length));
+      auto turns = static_cast<float>((c.batch.positions[t] + offset) / length);
+      float factor = 1 + rate * std::log1p(turns);
       float* row = c.row(RL_QUERY, t);
       for (int32_t i = 0; i < width; ++i) row[i] *= factor;
     });
@@ -313,7 +314,9 @@ struct LayerEmbed : Op {
   int32_t width;  // p
 
   void run(Context& c) const override {
-    rl_unpack_rows(reinterpret_cast<rl_pool*>(&c.pool), &table, c.batch.token_ids, c.num_tokens(),
+    std::vector<int32_t> rows(c.batch.token_ids, c.batch.token_ids + c.num_tokens());
+    for (int32_t& row : rows) row = row < table.rows ? row : 0;
+    rl_unpack_rows(reinterpret_cast<rl_pool*>(&c.pool), &table, rows.data(), c.num_tokens(),
                    c.buffers[RL_LAYERS]);
     int32_t all = projection.matrix.rows, hidden = projection.matrix.columns;
     float* projected = c.inner.get<float>(static_cast<int64_t>(c.num_tokens()) * all);

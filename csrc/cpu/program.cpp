@@ -8,6 +8,7 @@
 #include "matmul.h"
 #include "ops.h"
 #include "sample.h"
+#include "streams.h"
 
 using namespace rl;
 
@@ -199,9 +200,10 @@ int32_t rl_add_kv_write(rl_program* p, int32_t group, int32_t layer) {
   return p->add([&] { return boxed(op); });
 }
 
-int32_t rl_add_grow_queries(rl_program* p, float rate, int32_t length, int32_t width) {
+int32_t rl_add_grow_queries(rl_program* p, float rate, int32_t length, int32_t offset,
+                            int32_t width) {
   GrowQueries op;
-  op.rate = rate, op.length = length, op.width = width;
+  op.rate = rate, op.length = length, op.offset = offset, op.width = width;
   return p->add([&] { return boxed(op); });
 }
 
@@ -360,6 +362,55 @@ int32_t rl_add_layer_input(rl_program* p, const rl_linear* gate, const rl_linear
                            const rl_activation* activation, int32_t first) {
   LayerInput op;
   op.gate = *gate, op.up = *up, op.activation = *activation, op.first = first;
+  return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_split_streams(rl_program* p, const rl_linear* const* linears, int32_t count) {
+  return p->add([&] {
+    SplitStreams op;
+    for (int32_t k = 0; k < count; ++k) op.linears.push_back(*linears[k]);
+    return boxed(std::move(op));
+  });
+}
+
+int32_t rl_add_join_streams(rl_program* p, const rl_linear* const* linears, int32_t count) {
+  return p->add([&] {
+    JoinStreams op;
+    for (int32_t k = 0; k < count; ++k) op.linears.push_back(*linears[k]);
+    return boxed(std::move(op));
+  });
+}
+
+int32_t rl_add_add_to_streams(rl_program* p, int32_t num_streams) {
+  AddToStreams op;
+  op.num_streams = num_streams;
+  return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_predict_streams(rl_program* p, const rl_linear* router, const float* gain,
+                               const rl_norm* norm, const float* coefs) {
+  PredictStreams op;
+  int32_t count = router->matrix.rows;
+  op.router = {*router, gain, coefs, *norm, count * count};
+  return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_correct_streams(rl_program* p, const rl_linear* router, const float* gain,
+                               const rl_norm* norm, const float* coefs, const float* scale) {
+  CorrectStreams op;
+  op.router = {*router, gain, coefs, *norm, router->matrix.rows}, op.scale = scale;
+  return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_add_laurel(rl_program* p) {
+  return p->add([&] { return boxed(AddLaurel()); });
+}
+
+int32_t rl_add_sparse_gate_up(rl_program* p, int32_t source, const rl_linear* gate,
+                              const rl_linear* up, const rl_activation* activation, float cutoff) {
+  SparseGateUp op;
+  op.source = source, op.gate = *gate, op.up = *up;
+  op.activation = *activation, op.cutoff = cutoff;
   return p->add([&] { return boxed(op); });
 }
 

@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 18
+#define RL_ABI_VERSION 19
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -221,6 +221,7 @@ typedef struct {
   int32_t window;      /* 0: none; otherwise the positions that a token sees, itself included */
   const float* sinks;  /* [H] or NULL */
   int32_t bidirectional; /* tokens see later ones of the batch, too, within the same distance */
+  int32_t chunked; /* tokens see those of their own chunk of `window` positions, up to their own */
 } rl_attention;
 
 /* out[T, H, out_width] = softmax(scale * q . K) V for q[T, H, k_width]. */
@@ -262,9 +263,9 @@ enum { RL_HEAD = 0, RL_EACH_HEAD = 1, RL_PROJECTION = 2 };
 /* The named buffers of a forward pass, float [T, width]. */
 enum {
   RL_X = 0, RL_H = 1, RL_N = 2, RL_SHARED = 3, RL_QUERY = 4, RL_KEY = 5, RL_VALUE = 6, RL_INNER = 7,
-  RL_LAYERS = 8
+  RL_LAYERS = 8, RL_STREAMS = 9
 };
-#define RL_NUM_BUFFERS 9
+#define RL_NUM_BUFFERS 10
 
 enum { RL_SOFTMAX = 0, RL_SIGMOID = 1 };
 typedef struct {
@@ -276,6 +277,7 @@ typedef struct {
   int32_t num_groups; /* 0: experts are not limited to the best groups */
   int32_t top_groups;
   int32_t group_best_two; /* a group is worth its best two experts, not its best one */
+  int32_t scales_inputs;  /* an expert's weight multiplies what goes into it, not its output */
 } rl_routing;
 
 /* A product with a matrix: rows of [T, matrix.columns] to rows of [T, matrix.rows]. `data` is NULL
@@ -319,8 +321,9 @@ RL_API int32_t rl_add_rope(rl_program* program, int32_t table, int32_t interleav
                            int32_t num_heads, int32_t num_kv_heads, int32_t query_dim,
                            int32_t key_dim, int32_t query_start, int32_t key_start);
 RL_API int32_t rl_add_kv_write(rl_program* program, int32_t group, int32_t layer);
-/* q times 1 + rate * ln(1 + floor(position / length)); `width` elements of a token. */
-RL_API int32_t rl_add_grow_queries(rl_program* program, float rate, int32_t length, int32_t width);
+/* q times 1 + rate * ln(1 + floor((position + offset) / length)); `width` elements of a token. */
+RL_API int32_t rl_add_grow_queries(rl_program* program, float rate, int32_t length, int32_t offset,
+                                   int32_t width);
 RL_API int32_t rl_add_attend(rl_program* program, int32_t group, int32_t layer,
                              const rl_attention* attention);
 /* Attention of the batch's tokens of each sequence to one another, later ones included, without a KV
@@ -399,7 +402,8 @@ RL_API int32_t rl_add_moe(rl_program* program, int32_t source, int32_t router_so
                           const rl_activation* activation, const int32_t* first);
 RL_API int32_t rl_add_add_shared(rl_program* program);
 RL_API int32_t rl_add_residual(rl_program* program, float scale);
-/* layers[T, L * width] = (table[token ids] * sqrt(width) + norm(projection . x / sqrt(D))) / sqrt(2), the
+/* Tokens that the table lacks have its first row.
+ * layers[T, L * width] = (table[token ids] * sqrt(width) + norm(projection . x / sqrt(D))) / sqrt(2), the
  * norm of each `width` elements with one gain. */
 RL_API int32_t rl_add_layer_embed(rl_program* program, const rl_matrix* table,
                                   const rl_linear* projection, const float* gain,
@@ -407,6 +411,30 @@ RL_API int32_t rl_add_layer_embed(rl_program* program, const rl_matrix* table,
 /* h = up . (act(gate . x) * layers[from `first` on]). */
 RL_API int32_t rl_add_layer_input(rl_program* program, const rl_linear* gate, const rl_linear* up,
                                   const rl_activation* activation, int32_t first);
+/* Several residual streams RL_STREAMS[T, n, D]: x and others that matrices make of it, scaled to its root
+ * mean square; the reverse, and their mean; and h added to all but the first. */
+#define RL_MAX_STREAMS 8
+RL_API int32_t rl_add_split_streams(rl_program* program, const rl_linear* const* linears,
+                                    int32_t count);
+RL_API int32_t rl_add_join_streams(rl_program* program, const rl_linear* const* linears,
+                                   int32_t count);
+RL_API int32_t rl_add_add_to_streams(rl_program* program, int32_t num_streams);
+/* Stream j += the sum over i of stream i * f[j * n + i], for f[n * n] = coefs . tanh(router . norm(first
+ * stream) / D); x is the first stream then. */
+RL_API int32_t rl_add_predict_streams(rl_program* program, const rl_linear* router,
+                                      const float* gain, const rl_norm* norm, const float* coefs);
+/* Stream j += (x - first stream) * (1 + f[j]), for f[n] = coefs . tanh(router . norm(x) / D); x is the
+ * first stream then, times `scale` unless that is NULL. */
+RL_API int32_t rl_add_correct_streams(rl_program* program, const rl_linear* router,
+                                      const float* gain, const rl_norm* norm, const float* coefs,
+                                      const float* scale);
+/* x = (x + h + n + shared) / sqrt(2). */
+RL_API int32_t rl_add_add_laurel(rl_program* program);
+/* rl_add_gate_up, where each token's gates are less their mean and `cutoff` standard deviations, and not
+ * below 0, before the activation. */
+RL_API int32_t rl_add_sparse_gate_up(rl_program* program, int32_t source, const rl_linear* gate,
+                                     const rl_linear* up, const rl_activation* activation,
+                                     float cutoff);
 /* x times *factor. */
 RL_API int32_t rl_add_scale_hidden(rl_program* program, const float* factor);
 /* q = query . norm(query_latent . h), or query . h; k = [norm(first R of latent . h), rest]. */

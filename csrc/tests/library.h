@@ -26,6 +26,9 @@ namespace rl_test {
               X(rl_add_delta_project) X(rl_add_gated_delta) X(rl_add_gate_heads)                   \
               X(rl_add_selective_scan) X(rl_add_layer_embed) X(rl_add_layer_input)                 \
               X(rl_add_scale_hidden) X(rl_add_gate_up) X(rl_add_xielu) X(rl_add_down)              \
+              X(rl_add_split_streams) X(rl_add_join_streams) X(rl_add_add_to_streams)              \
+              X(rl_add_predict_streams) X(rl_add_correct_streams) X(rl_add_add_laurel)             \
+              X(rl_add_sparse_gate_up)                                                             \
                   X(rl_add_kv_write) X(rl_add_attend) X(rl_add_out_project) X(rl_add_mlp)          \
                       X(rl_add_moe) X(rl_add_add_shared) X(rl_add_residual)                        \
                           X(rl_add_latent_project) X(rl_add_latent_attend) X(rl_set_head)          \

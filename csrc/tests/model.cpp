@@ -20,7 +20,8 @@ const int32_t* Model::widths() {
                                                      kKVHeads * kHeadDim,
                                                      kKVHeads * kHeadDim,
                                                      kFeedForward,
-                                                     2 * kLayerInput};
+                                                     2 * kLayerInput,
+                                                     kStreams * kHidden};
   return widths;
 }
 
@@ -64,6 +65,7 @@ rl_program* Model::program(const Level& level, bool lengthwise) {
   add_selective_scan(level, program);
   add_layer_inputs(level, program);
   add_xielu(level, program);
+  add_streams(level, program);
   level.rl_add_norm(program, RL_X, RL_H, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
   add("final norm", 0);
   rl_linear head = linear(kVocab, kHidden, true);
@@ -96,13 +98,16 @@ void Model::add_attention(const Level& level, rl_program* program) {
   add("interleaved rotary embedding", 0);
   level.rl_add_kv_write(program, 0, Cache::kLayer);
   add("KV write", 0);
-  level.rl_add_grow_queries(program, 0.1f, 3, kHeads * kHeadDim);
+  level.rl_add_grow_queries(program, 0.1f, 3, 1, kHeads * kHeadDim);
   add("growth of queries", 0);
-  rl_attention attention{kHeads, kHeadDim, 0.3f, 30.0f, 7, vector(kHeads)};
-  level.rl_add_attend(program, 0, Cache::kLayer, &attention);
-  add("attention", 0);
+  rl_attention attention{kHeads, kHeadDim, 0.3f, 30.0f, 7, vector(kHeads), 0, 0};
+  for (int chunked : {0, 1}) {
+    attention.chunked = chunked;
+    level.rl_add_attend(program, 0, Cache::kLayer, &attention);
+    add("attention", 0);
+  }
   for (int window : {0, 5}) {
-    rl_attention both_ways{kHeads, kHeadDim, 0.3f, 0, window, nullptr};
+    rl_attention both_ways{kHeads, kHeadDim, 0.3f, 0, window, nullptr, 1, 0};
     level.rl_add_bidirectional_attend(program, kKVHeads, &both_ways);
     add("attention both ways", 0);
   }
@@ -144,8 +149,8 @@ void Model::add_experts(const Level& level, rl_program* program) {
   }
   rl_linear router = linear(kExperts, kHidden, true);
   const float* correction = vector(kExperts);
-  const rl_routing routings[] = {{kExperts, 2, RL_SOFTMAX, 1, 1.0f, 0, 0, 0},
-                                 {kExperts, 1, RL_SIGMOID, 0, 2.5f, 2, 1, 1}};
+  const rl_routing routings[] = {{kExperts, 2, RL_SOFTMAX, 1, 1.0f, 0, 0, 0, 0},
+                                 {kExperts, 1, RL_SIGMOID, 0, 2.5f, 2, 1, 1, 1}};
   level.rl_add_moe(program, RL_N, RL_X, &routings[0], &router, nullptr, correction, gates.data(),
                    ups.data(), downs.data(), &activation, nullptr);
   add("mixture of scaled experts, routed by another buffer", 3);
@@ -197,6 +202,38 @@ void Model::add_xielu(const Level& level, rl_program* program) {
   add("residual", 0);
 }
 
+void Model::add_streams(const Level& level, rl_program* program) {
+  rl_linear split[kStreams - 1], join[kStreams - 1];
+  const rl_linear *splits[kStreams - 1], *joins[kStreams - 1];
+  for (int k = 0; k < kStreams - 1; ++k) {
+    split[k] = linear(kHidden, kHidden), join[k] = linear(kHidden, kHidden);
+    splits[k] = &split[k], joins[k] = &join[k];
+  }
+  level.rl_add_split_streams(program, splits, kStreams - 1);
+  add("several streams of one", 1);
+  rl_linear router = linear(kStreams, kHidden);
+  const float* gain = vector(kHidden, static_cast<float>(kHidden));
+  level.rl_add_predict_streams(program, &router, gain, &kRmsNorm,
+                               vector(kStreams * kStreams * kStreams));
+  add("prediction of streams", 1);
+  rl_activation activation{RL_GELU_TANH, 0, 0};
+  rl_linear gate = linear(kFeedForward, kHidden), up = linear(kFeedForward, kHidden);
+  rl_linear down = linear(kHidden, kFeedForward);
+  level.rl_add_sparse_gate_up(program, RL_X, &gate, &up, &activation, 0.5f);
+  add("inside of a sparse feed-forward", 1);
+  level.rl_add_down(program, RL_H, &down, RL_X, nullptr);
+  add("end of a feed-forward", 1);
+  level.rl_add_add_laurel(program);
+  add("sum with the low-rank branch", 0);
+  level.rl_add_correct_streams(program, &router, gain, &kRmsNorm, vector(kStreams * kStreams),
+                               vector(kHidden, 1));
+  add("correction of streams", 1);
+  level.rl_add_add_to_streams(program, kStreams);
+  add("sum of streams with a branch", 0);
+  level.rl_add_join_streams(program, joins, kStreams - 1);
+  add("one stream of several", 1);
+}
+
 void Model::add_latent_attention(const Level& level, rl_program* program) {
   level.rl_add_norm(program, RL_X, RL_N, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
   add("norm", 0);
@@ -209,7 +246,7 @@ void Model::add_latent_attention(const Level& level, rl_program* program) {
   add("rotary embedding of latents", 0);
   level.rl_add_kv_write(program, 1, Cache::kLayer);
   add("write of latents", 0);
-  rl_attention attention{kHeads, kLatent, 0.25f, 0, 0, nullptr};
+  rl_attention attention{kHeads, kLatent, 0.25f, 0, 0, nullptr, 0, 0};
   std::vector<rl_linear> key_up, value_up;
   for (int h = 0; h < kHeads; ++h) {
     key_up.push_back(linear(kLatent, kNope));

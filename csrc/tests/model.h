@@ -14,6 +14,7 @@ class Model {
  public:
   static constexpr int kHidden = 70, kHeads = 6, kKVHeads = 2, kHeadDim = 20, kFeedForward = 90;
   static constexpr int kVocab = 45, kExperts = 4, kExpertWidth = 33, kRank = 5, kLayerInput = 11;
+  static constexpr int kStreams = 3;
   static constexpr int kLatent = 24, kNope = 12, kRope = 8;
   static constexpr int kQuerySlot = 1, kDownSlot = 2;
   static constexpr int kChannels = 40, kConvLength = 4, kStateOffset = 3;
@@ -54,6 +55,7 @@ class Model {
   void add_feed_forward(const Level& level, rl_program* program);
   void add_layer_inputs(const Level& level, rl_program* program);
   void add_xielu(const Level& level, rl_program* program);
+  void add_streams(const Level& level, rl_program* program);
   void add_experts(const Level& level, rl_program* program);
 
   // Each call makes the next weight; they come in the same order for each program.

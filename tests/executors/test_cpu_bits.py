@@ -7,11 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 from tests.tiny import (
+    CHUNKED,
     CONFIG,
     EXPERTS,
     LATENT,
     SINKS,
     SOFTCAPPED,
+    STREAMS,
     Driver,
     tiny_executor,
     tiny_model,
@@ -29,6 +31,8 @@ MODELS = {
     "experts": EXPERTS,
     "latent": LATENT,
     "sinks": SINKS,
+    "chunks": CHUNKED,
+    "streams": STREAMS,
 }
 LENGTHS = (90, 1, 37)  # beyond a chunk of attention, and its windows
 PROMPTS = [[(7 * i + i * i + 11 * n) % 151 for i in range(LENGTHS[n])] for n in range(3)]

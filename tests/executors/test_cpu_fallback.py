@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.tiny import CONFIG, EXPERTS, GROWING, LATENT, SINKS, Driver, tiny_executor, tiny_model
+from tests.tiny import (
+    CHUNKED,
+    CONFIG,
+    EXPERTS,
+    GROWING,
+    LATENT,
+    SINKS,
+    STREAMS,
+    Driver,
+    tiny_executor,
+    tiny_model,
+)
 
 from ridgeline.core import ops
 from ridgeline.core.config import EngineConfig
@@ -52,6 +63,16 @@ CASES = [
     (LAYER_INPUTS, ops.LayerInput),
     (LAYER_INPUTS, ops.ScaleHidden),
     (BESIDE, ops.MoE),
+    (CHUNKED, ops.GrowQueries),
+    (CHUNKED, ops.HeadNorm),
+    (CHUNKED, ops.MoE),
+    (STREAMS, ops.SplitStreams),
+    (STREAMS, ops.PredictStreams),
+    (STREAMS, ops.CorrectStreams),
+    (STREAMS, ops.AddToStreams),
+    (STREAMS, ops.JoinStreams),
+    (STREAMS, ops.AddLaurel),
+    (STREAMS, ops.SparseGateUp),
     (XIELU, ops.GateUp),
     (XIELU, ops.Xielu),
     (XIELU, ops.Down),

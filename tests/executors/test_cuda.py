@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.executors.host_cuda import DecidesOnDevice, host_executor
 from tests.tiny import (
+    CHUNKED,
     CONFIG,
     EXPERTS,
     GREEDY,
@@ -22,12 +23,14 @@ from tests.tiny import (
     LATENT,
     NORMED_INSIDE,
     NORMED_LAST,
+    STREAMS,
     WINDOWED,
     Driver,
     tiny_executor,
     tiny_model,
 )
 
+from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import BlockTableUpdate, ModelRole, Outputs, Pass, step_in_flight
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda.graphs import batch_bucket
@@ -293,8 +296,17 @@ def test_a_mixed_step_orders_segments_by_length_and_results_by_plan():
 @pytest.mark.parametrize("execution", ["eager", "graphs"])
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, WINDOWED, EXPERTS, LATENT, GROWING, NORMED_LAST, NORMED_INSIDE],
-    ids=["full", "windowed", "experts", "latent", "growing", "normed last", "normed inside"],
+    [CONFIG, WINDOWED, EXPERTS, LATENT, GROWING, NORMED_LAST, NORMED_INSIDE, STREAMS],
+    ids=[
+        "full",
+        "windowed",
+        "experts",
+        "latent",
+        "growing",
+        "normed last",
+        "normed inside",
+        "streams",
+    ],
 )
 def test_every_execution_draws_what_the_reference_draws(config, execution):
     reference = Driver(tiny_executor(model=tiny_model(config)))
@@ -307,6 +319,11 @@ def test_every_execution_draws_what_the_reference_draws(config, execution):
         for driver in (reference, ours):
             driver.run(passes=[], releases=(0,))
     ours.executor.close()
+
+
+def test_attention_in_chunks_is_refused_by_name():
+    with pytest.raises(EngineError, match="no kernel for attention in chunks"):
+        driver_on(config=CHUNKED)
 
 
 @pytest.mark.slow

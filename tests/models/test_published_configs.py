@@ -95,6 +95,44 @@ FALCON_H1_500M = {
     "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
     "tie_word_embeddings": False, "vocab_size": 32784,
 }  # fmt: skip
+GEMMA_3N_E4B = {
+    "model_type": "gemma3n", "audio_config": {"hidden_size": 1536},
+    "audio_soft_tokens_per_image": 188, "audio_token_id": 262273, "boa_token_id": 256000,
+    "boi_token_id": 255999,
+    "eoa_token_id": 262272, "eoi_token_id": 262144, "image_token_id": 262145,
+    "vision_config": {"hidden_size": 2048}, "vision_soft_tokens_per_image": 256,
+    "text_config": {
+        "model_type": "gemma3n_text", "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 25,
+        "altup_active_idx": 0, "altup_coef_clip": 120.0, "altup_correct_scale": True,
+        "altup_lr_multiplier": 1.0, "altup_num_inputs": 4, "attention_bias": False,
+        "attention_dropout": 0.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2048,
+        "hidden_size_per_layer_input": 256, "intermediate_size": [16384] * 35,
+        "laurel_rank": 64, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        "max_position_embeddings": 32768, "num_attention_heads": 8, "num_hidden_layers": 35,
+        "num_key_value_heads": 2, "num_kv_shared_layers": 15, "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0,
+        "sliding_window": 512, "vocab_size": 262400, "vocab_size_per_layer_input": 262144,
+    },
+}  # fmt: skip
+LLAMA_4_SCOUT = {
+    "model_type": "llama4", "boi_token_index": 200080, "eoi_token_index": 200081,
+    "image_token_index": 200092, "vision_config": {"hidden_size": 1408},
+    "text_config": {
+        "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192,
+        "attention_dropout": 0.0, "attn_scale": 0.1, "attn_temperature_tuning": 4,
+        "floor_scale": 8192, "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 5120, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760,
+        "no_rope_layers": [], "num_attention_heads": 40, "num_experts_per_tok": 1,
+        "num_hidden_layers": 48, "num_key_value_heads": 8, "num_local_experts": 16,
+        "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+        "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+}  # fmt: skip
 
 # Billions of parameters as model cards have them, without towers and prediction layers.
 BILLIONS = {
@@ -106,6 +144,8 @@ BILLIONS = {
     "Hunyuan-7B": (HUNYUAN_7B, 8),
     "dots.llm1": (DOTS, 143),
     "Falcon-H1-0.5B": (FALCON_H1_500M, 0.5),
+    "Gemma-3n-E4B": (GEMMA_3N_E4B, 7),
+    "Llama-4-Scout": (LLAMA_4_SCOUT, 108),
 }
 
 
@@ -135,7 +175,6 @@ def test_parameters(name):
             {"mamba_rms_norm": True, "mamba_norm_before_gate": True},
             "mamba_norm_before_gate",
         ),
-        ({"model_type": "llama4"}, {}, "chunked attention"),
         ({"model_type": "phimoe"}, {}, "SparseMixer"),
     ],
 )

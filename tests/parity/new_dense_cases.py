@@ -50,7 +50,27 @@ _TWO_LAYERS = {
 }  # fmt: skip
 _LAYER_INPUTS = {"hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 199}
 
+_GEMMA_3N: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 9,
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 20,
+    "vocab_size_per_layer_input": 150,  # of 199 tokens
+    "rms_norm_eps": 0.6,
+    "laurel_rank": 6,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": THETA},
+        "sliding_attention": _LOCAL,
+    },
+}  # fmt: skip
+
 NEW_DENSE_CASES = [
+    _case("gemma3n_text", "shared-kv", **_GEMMA_3N, num_kv_shared_layers=2, attention_bias=True,
+          activation_sparsity_pattern=[0.8, 0.6, 0.0, 0.0], final_logit_softcapping=5.0,
+          intermediate_size=[96, 80, 64, 72]),
+    _case("gemma3n_text", "unscaled", **_GEMMA_3N | _TWO_LAYERS, num_kv_shared_layers=0,
+          activation_sparsity_pattern=[0.0, 0.9], altup_num_inputs=3, altup_correct_scale=False),
     _case("gemma4_text", "keys-as-values", **_GEMMA_4, attention_k_eq_v=True,
           num_global_key_value_heads=1, attention_bias=True, final_logit_softcapping=5.0),
     _case("gemma4_text", "shared-kv", **_GEMMA_4, num_kv_shared_layers=2,
@@ -116,6 +136,7 @@ NEW_DENSE_CASES = [
 ]  # fmt: skip
 
 NEW_DENSE_TELLING = (
+    "gemma3n_text-shared-kv",
     "gemma4_text-keys-as-values",
     "gemma4_text-shared-kv",
     "gemma4_text-layer-inputs",

@@ -1,6 +1,6 @@
 """Tiny mixtures of experts of families from 2024 on; for seeds see `moe_cases`."""
 
-from tests.parity.cases import SIZES, THETA, YARN, Case
+from tests.parity.cases import LLAMA_3, SIZES, THETA, YARN, Case
 
 _EXPERTS: dict[str, object] = {
     "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40,
@@ -62,7 +62,22 @@ def _case(
     return Case(family=family, name=name, changes=changes, seed=seed)
 
 
+_LLAMA_4: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "num_local_experts": 6,
+    "intermediate_size_mlp": 80,
+    "attention_chunk_size": 6,
+    "floor_scale": 5,
+    "attn_scale": 0.3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+}
+
 NEW_MOE_CASES = [
+    _case("llama4_text", "scout", _LLAMA_4),
+    _case("llama4_text", "maverick", _LLAMA_4, interleave_moe_layer_step=2, use_qk_norm=False,
+          no_rope_layers=[1, 0, 1, 0], num_experts_per_tok=2, attention_bias=True,
+          attn_temperature_tuning=False, rope_parameters=LLAMA_3),
     _case("afmoe", "windows", _AFMOE, layer_types=["sliding_attention", "full_attention"] * 2),
     _case("afmoe", "plain", _AFMOE, global_attn_every_n_layers=3, mup_enabled=False),
     _case("olmoe", "plain", _EXPERTS | {"num_experts": 6}, norm_topk_prob=False),
@@ -117,6 +132,8 @@ NEW_MOE_CASES = [
 ]  # fmt: skip
 
 NEW_MOE_TELLING = (
+    "llama4_text-scout",
+    "llama4_text-maverick",
     "afmoe-plain",
     "olmoe-normed-biases",
     "ernie4_5_moe-plain",

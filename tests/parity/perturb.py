@@ -98,7 +98,7 @@ def _other_values(name: str, value: Any, *, optional: bool) -> list[Any]:
             return [value * 1.1] + [None] * (name in _WHERE_THERE_IS_NONE)
         case int() if name == "window":
             return [value - 1, value + 1, None]
-        case int() if name == "first_position":
+        case int() if name in ("first_position", "offset"):
             return [value + 1]
         case int() if name == "rotary_dim":
             return [value - 2]

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+_ROUTERS = ("topkrouter", "tokenchoicerouter", "moev1gate", "gemma4textrouter", "llama4router")
 _PERTURBATIONS = 4
 _RELATIVE = 2e-5  # some hundred times the rounding of float32
 
@@ -40,6 +41,12 @@ def random_sparse(
     return None
 
 
+def _experts(router: torch.nn.Module, output: tuple) -> torch.Tensor:
+    """Those chosen for each token, in order; Llama 4's router gives logits alone."""
+    chosen = output[2] if len(output) > 2 else output[1].topk(router.top_k).indices
+    return chosen.sort(-1).values
+
+
 class RouterWatch:
     """Checks each call of a model's routers while it is open.
 
@@ -52,11 +59,7 @@ class RouterWatch:
         self._chosen: dict[torch.nn.Module, list[torch.Tensor]] = {}
         self._hooks = []
         for module in model.modules():
-            if (
-                type(module)
-                .__name__.lower()
-                .endswith(("topkrouter", "tokenchoicerouter", "moev1gate", "gemma4textrouter"))
-            ):
+            if type(module).__name__.lower().endswith(_ROUTERS):
                 self._chosen[module] = []
                 self._hooks.append(module.register_forward_hook(self._check))
 
@@ -72,10 +75,10 @@ class RouterWatch:
 
     def _check(self, router: torch.nn.Module, args: tuple, output: tuple) -> None:
         hidden, *others = args
-        chosen = output[2].sort(-1).values
+        chosen = _experts(router, output)
         generator = torch.Generator().manual_seed(0)
         for _ in range(_PERTURBATIONS):
             noise = torch.randn(hidden.shape, generator=generator)
-            again = router.forward(hidden * (1 + _RELATIVE * noise), *others)[2]
-            assert torch.equal(again.sort(-1).values, chosen), "near a tie: choose another seed"
+            again = router.forward(hidden * (1 + _RELATIVE * noise), *others)
+            assert torch.equal(_experts(router, again), chosen), "near a tie: choose another seed"
         self._chosen[router].append(chosen)

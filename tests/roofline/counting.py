@@ -73,6 +73,9 @@ def count(monkeypatch, act):
         if isinstance(op, ops.LayerInput):  # of which it reads its own
             own = self.buffers["layers"][:, : op.width]
             self.buffers.read["layers"] = own.numel() * own.element_size()
+        if isinstance(op, ops.AddToStreams):  # to all but the first
+            for moved in (self.buffers.read, self.buffers.written):
+                moved["streams"] -= moved["streams"] // op.num_streams
         counts.activation_bytes += self.buffers.drain()
 
     def run(self):

@@ -102,12 +102,13 @@ class BlockForward(TokenOps):
             q_SHd, k_CKd = self.buffers["q"][part], k_TKd[part]
             for start in range(0, length, _QUERY_ROWS):
                 stop = min(start + _QUERY_ROWS, length)
-                low = 0 if op.window is None else max(0, start - op.window + 1)
+                low = kernels.first_visible(start, op.window, chunked=op.chunked)
                 seen = kernels.visible(
                     query_positions_S=torch.arange(start, stop),
                     key_positions_C=torch.arange(low, stop),
                     drafted_SD=None,
                     window=op.window,
+                    chunked=op.chunked,
                 )
                 rows = q_SHd[start:stop]
                 if isinstance(op, ops.LatentAttend):

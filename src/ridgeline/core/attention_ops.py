@@ -59,7 +59,8 @@ class GrowQueries:
 class Attend:
     """h[T, H·d] = softmax(scale · q·K) V over the cache of ``layer``, this pass's tokens included.
 
-    ``sinks``[H] are logits that join each head's softmax, without a value.
+    ``sinks``[H] are logits that join each head's softmax, without a value. ``chunked``: ``window``
+    is the length of chunks, and tokens of other chunks than one's own are not seen.
     """
 
     facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.CONTEXT)
@@ -72,6 +73,7 @@ class Attend:
     window: int | None
     softcap: float | None
     sinks: Sinks | None = None
+    chunked: bool = False
 
     @property
     def k_width(self) -> int:
@@ -101,6 +103,7 @@ class BidirectionalAttend:
     scale: float
     window: int | None
     softcap: float | None
+    chunked: ClassVar = False
 
     @property
     def k_width(self) -> int:
@@ -138,6 +141,7 @@ class LatentAttend:
     num_kv_heads: ClassVar = 1
     v_width: ClassVar = 0
     window: ClassVar = None
+    chunked: ClassVar = False
 
     @property
     def k_width(self) -> int:

@@ -15,7 +15,8 @@ from ridgeline.core.spec import Activation, NormSpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEmbed:
     """layers[T, L·p] = (table[token ids] · √p + norm(x times a matrix · D^-½)) · 2^-½; the norm is
-    over each layer's p, with one gain[p] for all of them, and x the embedding."""
+    over each layer's p, with one gain[p] for all of them, and x the embedding. Tokens that the
+    table lacks have its first row."""
 
     facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
     table: WholeTable

@@ -2,7 +2,8 @@
 
 A lowered model is an ordered tuple of ops over a few named buffers. ``x`` is the residual stream,
 ``h`` a branch, ``n`` a norm of ``x`` that two branches read, ``shared`` a branch that joins ``h``,
-``layers`` the embeddings for each layer, ``q``, ``k``, ``v`` the heads, ``inner`` the inside of a
+``layers`` the embeddings for each layer, ``streams`` several
+residual streams, ``q``, ``k``, ``v`` the heads, ``inner`` the inside of a
 feed-forward network that ranks share and ``logits`` the end. Every op is pure data: its buffers,
 its shapes and the names of its weights. Linear weights are stored ``[out, in]``.
 
@@ -12,14 +13,15 @@ head's parts without and with rotary positions, v the width of a head of V.
 
 Weights are in `core.op_weights`, the ops around the KV cache in `core.attention_ops`, those on
 states in `core.state_ops`, those between ranks in `core.rank_ops`, those of per-layer embeddings in
-`core.layer_input_ops`, those of drafters that read hidden states in `core.feature_ops`, activations
-by themselves in `core.activation_ops`; all of them are found here as well.
+`core.layer_input_ops`, those of several residual streams in `core.stream_ops`, those of drafters
+that read hidden states in `core.feature_ops`, activations by themselves in
+`core.activation_ops`; all of them are found here as well.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ridgeline.core.activation_ops import Xielu
+from ridgeline.core.activation_ops import SparseGateUp, Xielu
 from ridgeline.core.attention_ops import (
     Attend,
     BidirectionalAttend,
@@ -77,17 +79,28 @@ from ridgeline.core.state_ops import (
     SelectiveScan,
     ShortConv,
 )
+from ridgeline.core.stream_ops import (
+    AddLaurel,
+    AddToStreams,
+    CorrectStreams,
+    JoinStreams,
+    PredictStreams,
+    SplitStreams,
+)
 
 __all__ = [
     "MLP",
     "AddInner",
+    "AddLaurel",
     "AddResidual",
     "AddShared",
+    "AddToStreams",
     "Attend",
     "AttentionOp",
     "BidirectionalAttend",
     "ContextOp",
     "ConvProject",
+    "CorrectStreams",
     "DeltaProject",
     "Down",
     "Embed",
@@ -106,6 +119,7 @@ __all__ = [
     "Head",
     "HeadNorm",
     "JoinFeatures",
+    "JoinStreams",
     "KVWrite",
     "KeepFeatures",
     "LatentAttend",
@@ -116,6 +130,7 @@ __all__ = [
     "Norm",
     "Op",
     "OutProject",
+    "PredictStreams",
     "QKVProject",
     "ReadFeatures",
     "ReceiveHidden",
@@ -126,8 +141,11 @@ __all__ = [
     "SendHidden",
     "SharedExpert",
     "ShortConv",
+    "SparseGateUp",
+    "SplitStreams",
     "StageOp",
     "StateOp",
+    "StreamOp",
     "Weight",
     "Xielu",
 ]
@@ -216,12 +234,12 @@ class LatentProject:
 class HeadNorm:
     """Normalise each head of q[T, H, d] and of k[T, K, d], or all heads together, by ``scope``.
 
-    Biases have the shapes of the gains. Without ``key`` K is 0. ``values``: each head of v[T, K, d]
-    is normalised as well, without a gain.
+    Biases have the shapes of the gains; a norm may lack both. K may be 0. ``values``: each head of
+    v[T, K, d] is normalised as well, without a gain.
     """
 
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
-    query: Gain
+    query: Gain | None
     key: Gain | None
     spec: NormSpec
     num_heads: int
@@ -292,7 +310,8 @@ class MoE:
     Of the stacked weights only the experts are read that some token goes to. With ``borders`` each
     rank has the experts ``[borders[r], borders[r + 1])``, and what they make of each token goes to
     all ranks, which add up. The router reads ``router_src``, or else ``src``; with
-    ``expert_scale``[E] an expert's weight is times its own number.
+    ``expert_scale``[E] an expert's weight is times its own number. Weights multiply src instead of
+    outputs if the routing says so.
     """
 
     facts: ClassVar = OpFacts(OpKind.EXPERTS, Rows.ROUTED, Collective.EXPERTS)
@@ -371,7 +390,8 @@ Op = (
     | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Xielu | Down | MoE
     | SharedExpert | AddShared | AddResidual | ScaleHidden | Head | Gather | GatherTokens
     | GatherLogits | GatherContext | GatherSplits | GatherRanges | SendHidden | ReceiveHidden
-    | LayerEmbed | LayerInput | KeepFeatures | ReadFeatures | JoinFeatures | AddInner
+    | LayerEmbed | LayerInput | KeepFeatures | ReadFeatures | JoinFeatures | AddInner | SparseGateUp
+    | SplitStreams | PredictStreams | CorrectStreams | AddToStreams | JoinStreams | AddLaurel
 )  # fmt: skip
 
 
@@ -379,5 +399,6 @@ AttentionOp = Attend | LatentAttend | BidirectionalAttend
 GatherOp = Gather | GatherTokens | GatherLogits
 ContextOp = GatherContext | GatherSplits | GatherRanges  # of context-parallel ranks
 StageOp = SendHidden | ReceiveHidden
+StreamOp = SplitStreams | PredictStreams | CorrectStreams | AddToStreams | JoinStreams
 FeatureOp = KeepFeatures | ReadFeatures | JoinFeatures | AddInner
 StateOp = ShortConv | GatedDelta | SelectiveScan  # those that read and write the sequences' states

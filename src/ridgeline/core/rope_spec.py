@@ -75,7 +75,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryGrowth:
-    """Queries grow with their position p: q · (1 + rate · ln(1 + ⌊p / length⌋)).
+    """Queries grow with their position p: q · (1 + rate · ln(1 + ⌊(p + offset) / length⌋)).
 
     Llama 4 calls it temperature tuning; it keeps attention over long contexts from flattening
     (scalable softmax, Nakanishi 2025, arXiv 2501.19399). Below ``length`` it changes nothing.
@@ -83,3 +83,4 @@ class QueryGrowth:
 
     rate: float
     length: int
+    offset: int = 0

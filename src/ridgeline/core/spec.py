@@ -65,7 +65,8 @@ class AttentionSpec:
     """Multi-head, multi-query or grouped-query attention of one layer.
 
     ``scale`` multiplies q·k; ``window`` is the number of positions a token sees, itself included
-    (``None``: all before it); ``softcap`` squashes scores to (−softcap, softcap) by tanh;
+    (``None``: all before it), or if ``chunked`` the length of consecutive chunks, of which it sees
+    its own up to itself (Llama 4); ``softcap`` squashes scores to (−softcap, softcap) by tanh;
     ``sinks``: each head has one more score, learned, whose share of the softmax goes nowhere
     (Xiao et al. 2023, arXiv 2309.17453; gpt-oss); ``qkv_clip`` bounds the elements of q, k and v
     to [−qkv_clip, qkv_clip] as they are projected (OLMo 1). ``qk_norm`` comes before rotary
@@ -101,6 +102,7 @@ class AttentionSpec:
     value_is_key: bool = False
     value_norm: bool = False
     out_norm: NormSpec | None = None
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +216,9 @@ class MLPSpec:
     """Feed-forward network: ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` if ungated.
 
     ``inner_norm``: of what ``down`` reads (BitNet). ``xielu``: what ``activation`` gives goes
-    through xIELU, whose four numbers are each layer's own (arXiv 2411.13010; Apertus).
+    through xIELU, whose four numbers are each layer's own (arXiv 2411.13010; Apertus). ``cutoff``:
+    what ``gate`` gives of a token is less its mean and so many of its standard deviations, and not
+    below 0 (Gemma 3n).
     """
 
     width: int
@@ -223,6 +227,7 @@ class MLPSpec:
     bias: bool = False
     inner_norm: NormSpec | None = None
     xielu: bool = False
+    cutoff: float | None = None
 
 
 class Scoring(StrEnum):
@@ -258,6 +263,7 @@ class RoutingSpec:
     as in gpt-oss, is softmax over all, normalised.) ``bias`` is added to the logits;
     ``correction_bias`` to the scores, but only for the choice (DeepSeek-V3, arXiv 2412.19437,
     §2.1.2). ``expert_scale``: the weights are also times a learned number of each expert (Gemma 4).
+    ``scales_inputs``: weights multiply what experts read, and their outputs are summed (Llama 4).
     """
 
     top_k: int
@@ -268,6 +274,7 @@ class RoutingSpec:
     bias: bool = False
     correction_bias: bool = False
     expert_scale: bool = False
+    scales_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +315,9 @@ class LayerSpec:
     number multiplies the residual behind the layer (Gemma 4). ``experts_beside`` the network of
     ``mlp`` read the residual as well; both have norms of their own before and behind, and are added
     before the post norm, all like ``mlp_norm``. A norm with a gain of its own, times D^-½, is what
-    their router reads (Gemma 4 26B).
+    their router reads (Gemma 4 26B). ``laurel_rank``: what attention reads, and its projection to
+    so many elements and back, normed like it, are added to the residual as well, and the sum is
+    times 2^-½ (LAuReL, arXiv 2411.07501; Gemma 3n).
     """
 
     attention: AttentionSpec | MLASpec | StateSpec | None
@@ -328,6 +337,7 @@ class LayerSpec:
     attention_norm_scale: float = 1.0
     mlp_norm_scale: float = 1.0
     scaled_output: bool = False
+    laurel_rank: int | None = None
 
     @property
     def state(self) -> StateSpec | None:
@@ -343,14 +353,30 @@ class LayerSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputSpec:
     """Per-layer embeddings (Gemma 3n and 4): each layer has one of ``width`` elements of each of
-    ``vocab_size`` tokens, mixed with a projection of the common one. Behind its other branches it
-    is gated by the residual, projected, normed by ``norm``, and added.
+    ``vocab_size`` tokens, and the first's for tokens beyond these, mixed with a projection of the
+    common one. Behind its other branches it is gated by the residual, projected, normed by
+    ``norm``, and added.
     """
 
     vocab_size: int
     width: int
     activation: Activation
     norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsSpec:
+    """Several residual streams (AltUp, Baykal et al. 2023, arXiv 2301.13310; Gemma 3n).
+
+    Projections of the embedding make them. Before a layer each is predicted as a mixture of all;
+    the layer computes the first, and its result corrects all; the factors come from the first,
+    normed by ``norm``. What a layer's own embedding adds is gated by the first stream, times a
+    learned vector if ``scaled``, and goes to the others. In the end projections are averaged.
+    """
+
+    num_streams: int
+    norm: NormSpec
+    scaled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,7 +453,7 @@ class ModelSpec:
     the two texts of a pair apart (BERT). ``embedding_norm`` norms the sum of these.
     ``embedding_scale`` multiplies embeddings, ``logit_scale`` logits; ``logit_softcap`` then
     squashes them by tanh. Without ``final_norm`` the last layer ends in a residual norm.
-    ``layer_inputs``: embeddings of each layer's own.
+    ``layer_inputs``: embeddings of each layer's own. ``streams``: there are several residuals.
     ``stage``: of ``layers`` only these, ``[first, stop)``, are computed, as a pipeline's stage.
     ``draft_head``: a drafter that reads its hidden states, and keeps K and V beside its.
     """
@@ -449,6 +475,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     layer_inputs: LayerInputSpec | None = None
+    streams: StreamsSpec | None = None
     stage: tuple[int, int] | None = None
     draft_head: DraftHeadSpec | None = None
 

@@ -27,7 +27,8 @@ def weight_uses(op: Op) -> tuple[WeightUse, ...]:
     fields = ((getattr(op, name), facts) for name, facts in weight_fields(type(op)))
     return tuple(
         WeightUse(weight, facts.role, facts.split, heads)
-        for weight, facts in fields
+        for value, facts in fields
+        for weight in (value if isinstance(value, tuple) else (value,))
         if weight is not None
     )
 
@@ -63,7 +64,7 @@ def weight_fields(kind: type) -> tuple[tuple[str, WeightFacts], ...]:
     if kind not in _FIELDS:
         found: list[tuple[str, WeightFacts]] = []
         for name, hint in get_type_hints(kind, include_extras=True).items():
-            parts = [hint, *get_args(hint)]  # ``X | None`` is a union
+            parts = [hint, *get_args(hint)]  # of ``X | None`` and ``tuple[X, ...]``
             notes = [note for part in parts for note in getattr(part, "__metadata__", ())]
             found += [(name, note) for note in notes if isinstance(note, WeightFacts)]
             if Weight in parts and not notes:

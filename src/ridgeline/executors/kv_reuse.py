@@ -55,7 +55,7 @@ def why_not_moved(ops: Iterable[Op]) -> str | None:
                 if isinstance(spec.scaling, DynamicScaling):
                     return "rotary frequencies that depend on the prompt's length"
                 rotated = True
-            case HeadNorm(key=key) if key is not None and rotated:
+            case HeadNorm(num_kv_heads=heads) if heads and rotated:
                 return "a norm of keys behind their rotation"
     return None
 

@@ -51,7 +51,7 @@ def build(config: ConfigReader) -> ModelSpec:
     kinds = read_layer_kinds(config, sizes.num_layers, default=default)
     window = config.optional_integer("sliding_window", default=4096)
     windows = layer_windows(kinds, window // 2 + 1 if encodes and window else window)
-    ropes = _read_ropes(config, head_dim=heads.head_dim, max_position=sizes.max_position)
+    ropes = read_gemma_ropes(config, head_dim=heads.head_dim, max_position=sizes.max_position)
     bias = config.boolean("attention_bias", default=False)
     scalar = config.number("query_pre_attn_scalar", minimum=1e-3, default=256)
     qk_norm = read_rms_norm(config, unit_offset=True)
@@ -92,7 +92,9 @@ def build_with_vision(config: ConfigReader) -> ModelSpec:
     return build(text)
 
 
-def _read_ropes(config: ConfigReader, *, head_dim: int, max_position: int) -> dict[str, RopeSpec]:
+def read_gemma_ropes(
+    config: ConfigReader, *, head_dim: int, max_position: int
+) -> dict[str, RopeSpec]:
     """Ropes by kind of layer; in the old spelling ``rope_scaling`` is for global layers only."""
     local = config.number("rope_local_base_freq", minimum=2.0, default=_LOCAL_THETA)
     if nested_by_kind(config):

@@ -48,10 +48,11 @@ _MAX_HEAD_DIM = 2**13
 _THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 _INERT = ("moe_intermediate_size", "num_experts", "top_k_experts")
 _COMPUTED = frozenset({"num_experts", "per_layer_config", "use_bidirectional_attention"})
-_AUDIO_KEYS = (
+AUDIO_KEYS = (
     "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id",
     "eoa_token_index", "eoi_token_id", "vision_soft_tokens_per_image",
 )  # fmt: skip
+AUDIO_TENSORS = r"(model\.)?(audio_tower|embed_(audio|vision))\..*"
 
 
 def build(config: ConfigReader) -> ModelSpec:
@@ -80,15 +81,21 @@ def build(config: ConfigReader) -> ModelSpec:
 
 
 def _read_layer_inputs(config: ConfigReader, sizes: Sizes) -> LayerInputSpec | None:
+    inputs = read_layer_inputs(config)
+    if inputs is not None and inputs.vocab_size < sizes.vocab_size:
+        raise UnsupportedModelError(
+            f"config.json has per-layer embeddings of {inputs.vocab_size} tokens, fewer than the "
+            f"{sizes.vocab_size} of the vocabulary."
+        )
+    return inputs
+
+
+def read_layer_inputs(config: ConfigReader) -> LayerInputSpec | None:
+    """Per-layer embeddings; ``None`` if they have no width."""
     width = config.integer("hidden_size_per_layer_input", minimum=0, maximum=2**16, default=256)
     vocabulary = config.integer("vocab_size_per_layer_input", maximum=2**24, default=262_144)
     if not width:
         return None
-    if vocabulary < sizes.vocab_size:
-        raise UnsupportedModelError(
-            f"config.json has per-layer embeddings of {vocabulary} tokens, fewer than the "
-            f"{sizes.vocab_size} of the vocabulary."
-        )
     return LayerInputSpec(
         vocab_size=vocabulary,
         width=width,
@@ -134,7 +141,7 @@ def _read_attention(
     value_is_key = config.boolean("attention_k_eq_v", default=False)
     bias = config.boolean("attention_bias", default=False)
     norm = read_rms_norm(config)
-    sources = _kv_layers(config, kinds)
+    sources = shared_kv_layers(config, kinds)
     specs = []
     for layer, (kind, window, source) in enumerate(zip(kinds, windows, sources, strict=True)):
         own = _own_heads(config, heads, layer, kind, value_is_key=value_is_key)
@@ -199,9 +206,14 @@ def _rope(config: ConfigReader, kind: str, head_dim: int, max_position: int) -> 
     )[kind]
 
 
-def _kv_layers(config: ConfigReader, kinds: Sequence[str]) -> list[int | None]:
-    """Of each layer whose K and V it reads: those of the last of its kind that has its own."""
-    shared = config.integer("num_kv_shared_layers", minimum=0, default=0)
+def shared_kv_layers(
+    config: ConfigReader, kinds: Sequence[str], *, default: int = 0
+) -> list[int | None]:
+    """Of each layer whose K and V it reads: those of the last of its kind that has its own.
+
+    ``default`` is the number of layers that have none.
+    """
+    shared = config.integer("num_kv_shared_layers", minimum=0, default=default)
     first = len(kinds) - shared
     last = {kind: layer for layer, kind in enumerate(kinds[: max(first, 0)])}
     if set(kinds) - last.keys():
@@ -215,7 +227,7 @@ def _kv_layers(config: ConfigReader, kinds: Sequence[str]) -> list[int | None]:
 def build_with_vision(config: ConfigReader) -> ModelSpec:
     """The text model of a config that has towers for images and sound beside it."""
     leave_out_vision(config)
-    for name in _AUDIO_KEYS:
+    for name in AUDIO_KEYS:
         config.ignore(name)
     text = config.section("text_config")
     refuse_unsupported(text, computed=_COMPUTED)
@@ -262,5 +274,5 @@ FAMILY_WITH_VISION = Family(
     build=build_with_vision,
     tensors=beside_vision(FAMILY.tensors),
     fused=_GATE_UP,
-    ignored=(*FAMILY.ignored, VISION_TENSORS, r"(model\.)?(audio_tower|embed_(audio|vision))\..*"),
+    ignored=(*FAMILY.ignored, VISION_TENSORS, AUDIO_TENSORS),
 )

@@ -8,7 +8,10 @@ Canonical weight names: ``embed``, ``positions`` (learned), ``types``, ``embeddi
 ``mlp_own_norm``, ``router_norm``, ``experts_norm`` and ``experts_own_norm``. ``out_norm`` and
 ``inner_norm`` are of what ``o`` and ``down`` read, ``xielu.rise``, ``xielu.fall``, ``xielu.beta``
 and ``xielu.eps`` the numbers of xIELU. Of per-layer embeddings ``layer_embed``,
-``layer_projection``, its norm, and of layer i ``input_gate``, ``input_up`` and ``input_norm``.
+``layer_projection``, its norm, and of layer i ``input_gate``, ``input_up`` and ``input_norm``. Of
+residual streams ``streams.{k}.split`` and ``streams.{k}.join``, and of layer i ``stream_router``,
+``stream_norm``, ``predict``, ``correct`` and ``correct_scale``; of LAuReL ``laurel_down``,
+``laurel_up`` and ``laurel_norm``.
 A tied head reads ``embed``. ``scale`` is the layer's, ``sinks`` and ``gate_heads`` are attention's;
 `lower_latent`, `lower_moe` and `lower_states` name the weights of latent attention, experts, and
 what keeps states.
@@ -21,12 +24,14 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.core.ops import (
     Embed,
     Head,
+    JoinStreams,
     KeepFeatures,
     LayerEmbed,
     Norm,
     Op,
     ReceiveHidden,
     SendHidden,
+    SplitStreams,
     Weight,
 )
 from ridgeline.core.spec import (
@@ -48,7 +53,7 @@ def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
     exits early (LayerSkip, arXiv 2404.16710, section 4.3).
 
     Raises:
-        SettingsError: the model has no stages.
+        SettingsError: the model has no stages, or does not go with its drafter.
     """
     embed = Weight(name="embed", shape=(spec.vocab_size, spec.hidden_size))
     head = embed if spec.tie_embeddings else Weight(name="head", shape=embed.shape)
@@ -68,15 +73,20 @@ def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
                 "would have to hand on from stage to stage; leave pipeline_parallel_size out."
             )
         ops.append(_layer_embed(spec, spec.layer_inputs))
+    if spec.streams is not None:
+        _check_streams(spec)
+        ops.append(SplitStreams(weights=_stream_weights(spec, "split")))
     for index in spec.layers_here[:exit_after]:
         ops += _kept_features(spec, index)
         offset = states.offset(index) if states and index in states.layers else 0
         layer = LayerLowering(index, group_of.get(index), spec.hidden_size, offset)
-        ops += layer.ops(spec.layers[index], spec.layer_inputs)
+        ops += layer.ops(spec.layers[index], spec.layer_inputs, spec.streams)
     if spec.layers_here.stop < len(spec.layers):
         assert exit_after is None, "a stage has no exit"
         return (*ops, SendHidden(hidden_size=spec.hidden_size))
     ops += _kept_features(spec, len(spec.layers))
+    if spec.streams is not None:
+        ops.append(JoinStreams(weights=_stream_weights(spec, "join")))
     if spec.final_norm is not None:
         ops.append(norm_op("x", "h", "final_norm", spec.hidden_size, spec.final_norm))
     else:
@@ -91,6 +101,26 @@ def lower(spec: ModelSpec, *, exit_after: int | None = None) -> tuple[Op, ...]:
     bias = Weight(name="head_bias", shape=(spec.vocab_size,)) if spec.head_bias else None
     ops.append(Head(weight=head, softcap=spec.logit_softcap, bias=bias, scale=spec.logit_scale))
     return tuple(ops)
+
+
+def _check_streams(spec: ModelSpec) -> None:
+    assert spec.streams is not None
+    assert spec.streams.norm.gain
+    assert not spec.streams.norm.bias
+    assert spec.layer_inputs is not None, "what the first stream is scaled for"
+    if isinstance(spec.draft_head, EagleSpec):
+        raise SettingsError(
+            f"This {spec.model_type} model has several residual streams, and EAGLE-3 reads one; "
+            "choose another drafter."
+        )
+
+
+def _stream_weights(spec: ModelSpec, name: str) -> tuple[Weight, ...]:
+    """The matrices of all streams but the first."""
+    assert spec.streams is not None
+    shape = (spec.hidden_size, spec.hidden_size)
+    others = range(1, spec.streams.num_streams)
+    return tuple(Weight(name=f"streams.{stream}.{name}", shape=shape) for stream in others)
 
 
 def _kept_features(spec: ModelSpec, num_layers: int) -> list[Op]:

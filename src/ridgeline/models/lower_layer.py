@@ -5,10 +5,13 @@ from typing import Any
 
 from ridgeline.core.ops import (
     MLP,
+    AddLaurel,
     AddResidual,
     AddShared,
+    AddToStreams,
     Attend,
     BidirectionalAttend,
+    CorrectStreams,
     Down,
     GateHeads,
     GateUp,
@@ -19,9 +22,11 @@ from ridgeline.core.ops import (
     Norm,
     Op,
     OutProject,
+    PredictStreams,
     QKVProject,
     Rope,
     ScaleHidden,
+    SparseGateUp,
     Weight,
     Xielu,
 )
@@ -40,6 +45,7 @@ from ridgeline.core.spec import (
     NormSpec,
     ShortConvSpec,
     StateSpec,
+    StreamsSpec,
 )
 from ridgeline.models.lower_latent import latent_attention_ops
 from ridgeline.models.lower_moe import dense_ops, moe_ops
@@ -69,6 +75,7 @@ def _check_scales(layer: LayerSpec) -> None:
     assert layer.mlp or layer.mlp_scale == 1.0
     assert layer.attention_norm or layer.attention_norm_scale == 1.0
     assert layer.mlp_norm or layer.mlp_norm_scale == 1.0
+    assert not layer.laurel_rank or layer.attention_scale == 1.0
 
 
 def _own_kv_heads(spec: AttentionSpec) -> int:
@@ -85,35 +92,50 @@ class LayerLowering:
     def __init__(self, index: int, group: int | None, hidden_size: int, offset: int) -> None:
         self.index, self.group, self.hidden_size, self.offset = index, group, hidden_size, offset
 
-    def ops(self, layer: LayerSpec, inputs: LayerInputSpec | None) -> list[Op]:
+    def ops(
+        self,
+        layer: LayerSpec,
+        inputs: LayerInputSpec | None,
+        streams: StreamsSpec | None = None,
+    ) -> list[Op]:
         _check_scales(layer)
         if layer.parallel:
             assert layer.attention_norm is not None, "parallel branches share their norm"
             assert layer.mlp_norm is None, "parallel branches share their norm"
         assert not layer.parallel or (layer.attention and layer.mlp)
         ops = list[Op]()
+        if streams is not None:
+            ops.append(self.predict_streams(streams))
         src = "x"
         if layer.attention_norm is not None:
             # h does not outlive the first branch, nor attention, after which a gate reads it again.
-            src = "n" if layer.parallel or layer.scan or _is_gated(layer) else "h"
+            is_read_again = layer.parallel or layer.scan or layer.laurel_rank or _is_gated(layer)
+            src = "n" if is_read_again else "h"
             norm = self.norm("x", src, "attention_norm", layer.attention_norm)
             ops.append(replace(norm, scale=layer.attention_norm_scale))
         if layer.scan is not None:
             assert isinstance(layer.attention, AttentionSpec | MLASpec), "it would be attention's"
             assert layer.attention_norm is not None
             ops += [*self.mixer(layer.scan, src), AddResidual(scale=layer.scan_scale)]
+        if layer.laurel_rank is not None:
+            ops += self.laurel(layer, layer.laurel_rank)
         if layer.attention is not None:
             ops += self.mixer(layer.attention, src)
             if layer.attention_post_norm is not None:
                 ops.append(self.norm("h", "h", "attention_post_norm", layer.attention_post_norm))
-            ops.append(AddResidual(scale=layer.attention_scale))
+            is_alone = layer.laurel_rank is None
+            ops.append(AddResidual(scale=layer.attention_scale) if is_alone else AddLaurel())
         if layer.attention_residual_norm is not None:
             spec = layer.attention_residual_norm
             ops.append(self.norm("x", "x", "attention_residual_norm", spec))
         if layer.mlp is not None:
             ops += self.feed_forward(layer, layer.mlp, src if layer.parallel else "x")
+        if streams is not None:
+            ops.append(self.correct_streams(streams))
         if inputs is not None:
             ops += self.layer_input(inputs)
+            added = AddToStreams(num_streams=streams.num_streams) if streams else AddResidual()
+            ops.append(added)
         if layer.scaled_output:
             ops.append(ScaleHidden(weight=self.weight("scale", 1)))
         return ops
@@ -126,8 +148,42 @@ class LayerLowering:
         return [
             LayerInput(gate=gate, up=up, activation=spec.activation, first=first),
             self.norm("h", "h", "input_norm", spec.norm),
-            AddResidual(),
         ]
+
+    def predict_streams(self, spec: StreamsSpec) -> Op:
+        count = spec.num_streams
+        return PredictStreams(
+            router=self.weight("stream_router", count, self.hidden_size),
+            gain=self.weight("stream_norm", self.hidden_size),
+            norm=spec.norm,
+            coefs=self.weight("predict", count**2, count),
+        )
+
+    def correct_streams(self, spec: StreamsSpec) -> Op:
+        count = spec.num_streams
+        return CorrectStreams(
+            router=self.weight("stream_router", count, self.hidden_size),
+            gain=self.weight("stream_norm", self.hidden_size),
+            norm=spec.norm,
+            coefs=self.weight("correct", count, count),
+            scale=self.weight("correct_scale", self.hidden_size) if spec.scaled else None,
+        )
+
+    def laurel(self, layer: LayerSpec, rank: int) -> list[Op]:
+        """The low-rank branch beside attention, from ``n`` to ``shared``."""
+        assert layer.attention is not None
+        assert layer.attention_norm is not None
+        down = GateUp(
+            gate=None,
+            up=self.weight("laurel_down", rank, self.hidden_size),
+            gate_bias=None,
+            up_bias=None,
+            activation=Activation.IDENTITY,
+            src="n",
+        )
+        up = self.weight("laurel_up", self.hidden_size, rank)
+        normed = self.norm("shared", "shared", "laurel_norm", layer.attention_norm)
+        return [down, Down(weight=up, bias=None, dst="shared"), normed]
 
     def feed_forward(self, layer: LayerSpec, mlp: MLPSpec | MoESpec, src: str) -> list[Op]:
         """The second branch, with its norms."""
@@ -232,6 +288,7 @@ class LayerLowering:
             assert not spec.output_gate
             assert spec.query_growth is None
             assert spec.out_norm is None
+            assert not spec.chunked
             both_ways = BidirectionalAttend(
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
@@ -242,6 +299,7 @@ class LayerLowering:
             )
             return [*ops, both_ways, out]
         assert self.group is not None
+        assert spec.window or not spec.chunked
         attend = Attend(
             layer=self.index if spec.kv_layer is None else spec.kv_layer,
             group=self.group,
@@ -252,6 +310,7 @@ class LayerLowering:
             window=spec.window,
             softcap=spec.softcap,
             sinks=self.weight("sinks", spec.num_heads) if spec.sinks else None,
+            chunked=spec.chunked,
         )
         write = KVWrite(
             layer=self.index,
@@ -309,12 +368,16 @@ class LayerLowering:
                 case NormScope.PROJECTION:
                     return self.weight(name, heads * spec.head_dim)
 
-        assert norm.gain
+        if not norm.gain:  # nor anything that would change nothing without one
+            assert not norm.unit_offset
+            assert not norm.bias
+            assert not spec.norm_after_rope
+            assert spec.qk_norm_scope is not NormScope.EACH_HEAD
         own_kv_heads = _own_kv_heads(spec)
         has_bias = norm.bias and own_kv_heads > 0
         return HeadNorm(
-            query=gain("q_norm", spec.num_heads),
-            key=gain("k_norm", own_kv_heads) if own_kv_heads else None,
+            query=gain("q_norm", spec.num_heads) if norm.gain else None,
+            key=gain("k_norm", own_kv_heads) if own_kv_heads and norm.gain else None,
             spec=norm,
             num_heads=spec.num_heads,
             num_kv_heads=own_kv_heads,
@@ -338,6 +401,15 @@ class LayerLowering:
             src=src,
         )
         assert spec.activation is not Activation.IDENTITY or spec.xielu
+        if spec.cutoff is not None:
+            assert mlp.gate is not None
+            assert not biased
+            assert spec.inner_norm is None
+            assert not spec.xielu
+            sparse = SparseGateUp(
+                gate=mlp.gate, up=mlp.up, activation=spec.activation, cutoff=spec.cutoff, src=src
+            )
+            return [sparse, Down(weight=mlp.down, bias=None)]
         if spec.inner_norm is None and not spec.xielu:
             return [mlp]
         inner = GateUp(

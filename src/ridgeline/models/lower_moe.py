@@ -63,6 +63,7 @@ def dense_ops(spec: MLPSpec, *, hidden_size: int, weight: Callable[..., Weight])
     assert spec.gated
     assert not spec.bias
     assert not spec.xielu
+    assert spec.cutoff is None
     assert spec.inner_norm is None
     gate, up = (weight(name, spec.width, hidden_size) for name in ("gate", "up"))
     down = weight("down", hidden_size, spec.width)

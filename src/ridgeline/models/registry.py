@@ -31,6 +31,8 @@ smollm3 stablelm starcoder2 youtu
 _FAMILIES = dict.fromkeys(_CALLED_AS_THEIR_FILE.split(), "FAMILY") | {
     "flex_olmo": "olmoe:FLEX_OLMO",
     "gemma3": "gemma3_text:FAMILY_WITH_VISION",
+    "gemma3n": "gemma3n:FAMILY_WITH_VISION",
+    "gemma3n_text": "gemma3n:FAMILY",
     "gemma4": "gemma4:FAMILY_WITH_VISION",
     "gemma4_text": "gemma4:FAMILY",
     "glm_moe_dsa": "deepseek_v32:GLM_MOE_DSA",
@@ -45,6 +47,8 @@ _FAMILIES = dict.fromkeys(_CALLED_AS_THEIR_FILE.split(), "FAMILY") | {
     "jais2": "nemotron:JAIS_2",
     "kimi_k2": "deepseek_v3:KIMI_K2",
     "ministral3": "ministral:FAMILY_3",
+    "llama4": "vision:LLAMA_4",
+    "llama4_text": "llama4:FAMILY",
     "mistral3": "vision:MISTRAL_3",
     "qwen2_5_vl": "vision:QWEN_2_5_VL",
     "qwen2_vl": "vision:QWEN_2_VL",

@@ -182,6 +182,13 @@ class _Parts:
                 | ops.Xielu()
                 | ops.LayerEmbed()
                 | ops.LayerInput()
+                | ops.SparseGateUp()
+                | ops.SplitStreams()
+                | ops.PredictStreams()
+                | ops.CorrectStreams()
+                | ops.AddToStreams()
+                | ops.JoinStreams()
+                | ops.AddLaurel()
                 | ops.SendHidden()
                 | ops.ReceiveHidden()
             ):
@@ -248,7 +255,7 @@ class _Parts:
             q, kv = self.heads(op.num_heads, op.num_kv_heads)
             op = replace(
                 op,
-                query=self.part(op.query, q),
+                query=self.optional(op.query, q),
                 key=self.optional(op.key, kv),
                 query_bias=self.optional(op.query_bias, q),
                 key_bias=self.optional(op.key_bias, kv),

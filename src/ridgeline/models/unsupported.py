@@ -12,13 +12,11 @@ _LACKING = {
     "diffllama": "differential attention",
     "doge": "dynamic masks of attention",
     "falcon_mamba": "the Mamba state-space scan",
-    "gemma3n": "several residual streams that each layer mixes (AltUp)",
     "glm4v": "a vision tower",
     "gpt_neox": "a norm for each of two parallel branches",
     "jamba": "the Mamba state-space scan",
     "jetmoe": "mixtures of attention heads",
     "kimi_linear": "a decay of linear attention for each channel",
-    "llama4": "chunked attention, and experts whose inputs are scaled",
     "longcat_flash": "experts that compute nothing",
     "mamba": "the Mamba state-space scan",
     "mimo_v2_flash": "heads of V that are narrower than those of K",
@@ -39,7 +37,6 @@ _LACKING = {
 _KEYS = {
     "ssm_cfg": "a state-space scan",
     "index_topk": "an indexer that picks the keys that attention reads",
-    "altup_num_inputs": "several residual streams that each layer mixes (AltUp)",
     "audio_config": "an encoder of audio",
     "vision_config": "a vision tower",
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.spec import ModelSpec
-from ridgeline.models import ministral, mistral, mistral4, qwen2, qwen3, qwen3_moe
+from ridgeline.models import llama4, ministral, mistral, mistral4, qwen2, qwen3, qwen3_moe
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import Family, TensorSource
 from ridgeline.models.known_keys import refuse_unsupported
@@ -146,6 +146,7 @@ MISTRAL_3 = _text_model(
     },
     defaults=_MISTRAL,
 )
+LLAMA_4 = _text_model("llama4", {"llama4_text": llama4.FAMILY}, defaults={})
 QWEN_2_VL = _text_model("qwen2_vl", {"qwen2_vl_text": qwen2.FAMILY}, defaults=_QWEN_2)
 QWEN_2_5_VL = _text_model("qwen2_5_vl", {"qwen2_5_vl_text": qwen2.FAMILY}, defaults=_QWEN_2)
 QWEN_3_VL = _text_model("qwen3_vl", {"qwen3_vl_text": qwen3.FAMILY}, defaults=_QWEN_3)

@@ -48,41 +48,46 @@ class BatchShape:
         least = LEAST_TOKENS * context_ranks if context_ranks > 1 else _EVERYTHING
         return self.stops - self.starts >= least
 
-    def visible_pairs(self, window: int | None) -> int:
+    def visible_pairs(self, window: int | None, *, chunked: bool = False) -> int:
         """(query, key) pairs that attention needs: each position sees itself and those before it,
-        ``window`` of them at the most."""
+        ``window`` of them at the most, or those of its chunk."""
         if window is None and self.windows is not None and self.sinks is not None:
             seen = self.windows + self.sinks
             return int((_capped(self.stops, seen) - _capped(self.starts, seen)).sum())
         if window is None:
             return int((_triangle(self.stops) - _triangle(self.starts)).sum())
-        return int((_capped(self.stops, window) - _capped(self.starts, window)).sum())
+        count = _in_chunks if chunked else _capped
+        return int((count(self.stops, window) - count(self.starts, window)).sum())
 
     def mutual_pairs(self, window: int | None) -> int:
         """Pairs where attention goes both ways over whole sequences, ``window`` to each side."""
         return 2 * self.visible_pairs(window) - self.num_tokens
 
-    def square_pairs(self, window: int | None) -> int:
+    def square_pairs(self, window: int | None, *, chunked: bool = False) -> int:
         """Pairs of a kernel that computes masked scores too, as the reference does."""
-        return int(((self.stops - self.starts) * self._rows_read(window)).sum())
+        return int(((self.stops - self.starts) * self._rows_read(window, chunked)).sum())
 
-    def kv_rows(self, window: int | None) -> int:
+    def kv_rows(self, window: int | None, *, chunked: bool = False) -> int:
         """Tokens whose K and V are read, once for each segment."""
-        return int(self._rows_read(window).sum())
+        return int(self._rows_read(window, chunked).sum())
 
-    def loaded_rows(self, window: int | None, heads: int, rows: int) -> int:
+    def loaded_rows(
+        self, window: int | None, heads: int, rows: int, *, chunked: bool = False
+    ) -> int:
         """Tokens whose K and V a kernel loads for one KV head: once for every ``rows`` of the rows
         of queries, ``heads`` for each token."""
         loads = ceil_div((self.stops - self.starts) * heads, rows)
-        return int((loads * self._rows_read(window)).sum())
+        return int((loads * self._rows_read(window, chunked)).sum())
 
-    def _rows_read(self, window: int | None) -> Integers:
+    def _rows_read(self, window: int | None, chunked: bool) -> Integers:
         if window is None and self.windows is not None and self.sinks is not None:
             behind = np.maximum(0, self.starts - self.windows + 1)
             rows: Integers = self.stops - np.maximum(0, behind - self.sinks)
             return rows
         if window is None:
             return self.stops
+        if chunked:
+            return self.stops - self.starts // window * window
         return self.stops - np.maximum(0, self.starts - window + 1)
 
 
@@ -200,3 +205,9 @@ def _capped(length: Integers, window: int | Integers) -> Integers:
     """Σ over positions below ``length`` of what each sees behind a window."""
     inside = np.minimum(length, window)
     return _triangle(inside) + (length - inside) * window
+
+
+def _in_chunks(length: Integers, size: int) -> Integers:
+    """Σ over positions below ``length`` of what each sees of its chunk."""
+    whole, rest = np.divmod(length, size)
+    return whole * (size * (size + 1) // 2) + _triangle(rest)

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from ridgeline.core.ops import (
     MLP,
     AddInner,
+    AddLaurel,
     AddResidual,
     AddShared,
+    AddToStreams,
     Attend,
     BidirectionalAttend,
     ConvProject,
+    CorrectStreams,
     DeltaProject,
     Down,
     Embed,
@@ -26,6 +29,7 @@ from ridgeline.core.ops import (
     Head,
     HeadNorm,
     JoinFeatures,
+    JoinStreams,
     KeepFeatures,
     KVWrite,
     LatentAttend,
@@ -36,6 +40,7 @@ from ridgeline.core.ops import (
     Norm,
     Op,
     OutProject,
+    PredictStreams,
     QKVProject,
     ReadFeatures,
     ReceiveHidden,
@@ -46,6 +51,8 @@ from ridgeline.core.ops import (
     SendHidden,
     SharedExpert,
     ShortConv,
+    SparseGateUp,
+    SplitStreams,
     Xielu,
 )
 
@@ -128,6 +135,23 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return {"h": hidden, "shared": hidden}, {"h": hidden}
         case AddResidual():
             return {"x": hidden, "h": hidden}, {"x": hidden}
+        case AddLaurel():
+            return dict.fromkeys(("x", "h", "n", "shared"), hidden), {"x": hidden}
+        case SplitStreams():
+            return {"x": hidden}, {"streams": (1 + len(op.weights)) * hidden}
+        case PredictStreams():
+            streams = {"streams": op.num_streams * hidden}
+            return streams, streams | {"x": hidden}
+        case CorrectStreams():
+            both = {"streams": op.num_streams * hidden, "x": hidden}
+            return both, both
+        case AddToStreams():
+            others = {"streams": (op.num_streams - 1) * hidden}
+            return others | {"h": hidden}, others
+        case JoinStreams():
+            return {"streams": (1 + len(op.weights)) * hidden}, {"x": hidden}
+        case SparseGateUp():
+            return {op.src: hidden}, {"inner": op.up.shape[0]}
         case LayerEmbed():
             return {"x": hidden}, {"layers": op.projection.shape[0]}
         case LayerInput():

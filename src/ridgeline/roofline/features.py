@@ -251,7 +251,8 @@ def attention_overlap(
 def _loaded_elements(op: AttentionOp, batch: BatchShape, model: PricedModel) -> float:
     """Elements of K and V, each counted once for the rows of queries that share its load."""
     sharing = op.num_heads // op.num_kv_heads
-    loaded = batch.loaded_rows(op.window, sharing, model.kernels.attention_rows)
+    rows = model.kernels.attention_rows
+    loaded = batch.loaded_rows(op.window, sharing, rows, chunked=op.chunked)
     return float(loaded * op.num_kv_heads * op.loaded_width)
 
 

@@ -21,12 +21,15 @@ from ridgeline.core.op_facts import Collective
 from ridgeline.core.ops import (
     MLP,
     AddInner,
+    AddLaurel,
     AddResidual,
     AddShared,
+    AddToStreams,
     Attend,
     AttentionOp,
     BidirectionalAttend,
     ConvProject,
+    CorrectStreams,
     DeltaProject,
     Down,
     Embed,
@@ -44,6 +47,7 @@ from ridgeline.core.ops import (
     Head,
     HeadNorm,
     JoinFeatures,
+    JoinStreams,
     KeepFeatures,
     KVWrite,
     LatentAttend,
@@ -54,6 +58,7 @@ from ridgeline.core.ops import (
     Norm,
     Op,
     OutProject,
+    PredictStreams,
     QKVProject,
     ReadFeatures,
     ReceiveHidden,
@@ -64,6 +69,8 @@ from ridgeline.core.ops import (
     SendHidden,
     SharedExpert,
     ShortConv,
+    SparseGateUp,
+    SplitStreams,
     StateOp,
     Xielu,
 )
@@ -163,6 +170,18 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * hidden)
         case AddResidual() | AddShared():
             return p.moved(3 * hidden)
+        case AddLaurel():
+            return p.moved(5 * hidden)
+        case SplitStreams() | JoinStreams():
+            return p.products(op) + p.moved((2 + len(op.weights)) * hidden)
+        case PredictStreams():
+            return p.products(op) + p.moved((2 * op.num_streams + 1) * hidden)
+        case CorrectStreams():
+            return p.products(op) + p.moved((2 * op.num_streams + 2) * hidden)
+        case AddToStreams():
+            return p.moved((2 * op.num_streams - 1) * hidden)
+        case SparseGateUp():
+            return p.products(op) + p.moved(hidden + op.up.shape[0])
         case HeadNorm():
             heads = op.num_heads / p.ranks + p.kv_heads(op) * (2 if op.values else 1)
             width = heads * op.head_dim
@@ -382,14 +401,14 @@ def _held_bytes(model: PricedModel, uses: Iterable[WeightUse]) -> float:
     return sum(model.bytes_of(use.weight) / num_parts(use, model.layout) for use in uses)
 
 
-def _pairs(p: _Pricing, window: int | None) -> float:
+def _pairs(p: _Pricing, window: int | None, *, chunked: bool = False) -> float:
     count = p.batch.square_pairs if p.model.dense_attention else p.batch.visible_pairs
-    return count(window) / p.model.layout.context
+    return count(window, chunked=chunked) / p.model.layout.context
 
 
-def _rows_read(p: _Pricing, window: int | None) -> float:
+def _rows_read(p: _Pricing, window: int | None, *, chunked: bool = False) -> float:
     """Tokens whose K and V a rank reads: of shared ranges all, of others its part."""
-    ranks, rows = p.model.layout.context, p.batch.kv_rows(window)
+    ranks, rows = p.model.layout.context, p.batch.kv_rows(window, chunked=chunked)
     if ranks == 1:
         return rows
     of_shared = int(p.batch.stops[p.batch.shared_by(ranks)].sum())
@@ -408,9 +427,9 @@ def _layer_embed(op: LayerEmbed, p: _Pricing) -> Work:
 def _attend(op: Attend, p: _Pricing) -> Work:
     width = op.num_heads * op.head_dim / p.ranks
     return Work(
-        flops=4.0 * _pairs(p, op.window) * width,
+        flops=4.0 * _pairs(p, op.window, chunked=op.chunked) * width,
         weight_bytes=p.weight_bytes(op),
-        kv_read_bytes=_rows_read(p, op.window) * p.kv_row_bytes(op),
+        kv_read_bytes=_rows_read(p, op.window, chunked=op.chunked) * p.kv_row_bytes(op),
         activation_bytes=p.buffers(2 * width),
     )
 

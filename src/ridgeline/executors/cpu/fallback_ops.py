@@ -25,6 +25,7 @@ _BUFFERS = {
     "v": Buffer.VALUE,
     "inner": Buffer.INNER,
     "layers": Buffer.LAYERS,
+    "streams": Buffer.STREAMS,
 }
 
 
@@ -62,7 +63,7 @@ class FallbackOps:
         for name, shape in _shapes(op, self._program.hidden_size).items():
             width = int(np.prod(shape))
             forward.buffers[name] = native[name][:, :width].view(-1, *shape)
-        forward.buffers["layers"] = native["layers"]
+        forward.buffers |= {name: native[name] for name in ("layers", "streams")}
         before = dict(forward.buffers)
         forward.step(op)
         for name, rows in forward.buffers.items():

@@ -20,7 +20,9 @@ _NATIVE = (
     ops.AddShared, ops.AddResidual, ops.Head, ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens,
     ops.GatherLogits, ops.GatherContext, ops.GatherSplits, ops.GatherRanges, ops.Xielu,
     ops.LayerEmbed, ops.LayerInput, ops.ScaleHidden, ops.SendHidden, ops.ReceiveHidden,
-    ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures, ops.AddInner,
+    ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures, ops.AddInner, ops.SparseGateUp,
+    ops.SplitStreams, ops.PredictStreams, ops.CorrectStreams, ops.AddToStreams, ops.JoinStreams,
+    ops.AddLaurel,
 )  # fmt: skip
 _NO_FALLBACK = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,

@@ -57,6 +57,7 @@ def routing_struct(spec: RoutingSpec, router: ops.Weight) -> Routing:
         num_groups=groups.num_groups if groups else 0,
         top_groups=groups.top_groups if groups else 0,
         group_best_two=bool(groups and groups.score is GroupScore.BEST_TWO),
+        scales_inputs=spec.scales_inputs,
     )
 
 
@@ -98,6 +99,8 @@ def widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
                 at_least(Buffer.QUERY, op.mixed.shape[0])
                 at_least(Buffer.KEY, op.gate.shape[0])
                 at_least(Buffer.VALUE, 2 * op.step.shape[0])
+            case ops.SplitStreams():
+                at_least(Buffer.STREAMS, (1 + len(op.weights)) * spec.hidden_size)
             case ops.LayerEmbed():
                 at_least(Buffer.LAYERS, op.table.shape[1])
             case ops.OutProject():

@@ -242,13 +242,17 @@ class Program:
                 library.rl_add_kv_write(handle, op.group, self._layer(op.group, op.layer))
             case ops.GrowQueries():
                 library.rl_add_grow_queries(
-                    handle, op.growth.rate, op.growth.length, op.num_heads * op.head_dim
+                    handle,
+                    op.growth.rate,
+                    op.growth.length,
+                    op.growth.offset,
+                    op.num_heads * op.head_dim,
                 )
             case ops.Attend():
                 attention = Attention(
                     num_heads=op.num_heads, out_width=op.head_dim, scale=op.scale,
                     softcap=op.softcap or 0.0, window=op.window or 0,
-                    sinks=self._vector(op.sinks),
+                    sinks=self._vector(op.sinks), chunked=op.chunked,
                 )  # fmt: skip
                 library.rl_add_attend(
                     handle, op.group, self._layer(op.group, op.layer), self._keep(attention)
@@ -361,6 +365,26 @@ class Program:
                     handle, self._linear(op.gate, None), self._linear(op.up, None),
                     self._keep(activation_struct(op.activation)), op.first,
                 )  # fmt: skip
+            case ops.SplitStreams():
+                library.rl_add_split_streams(handle, self._linears(op.weights), len(op.weights))
+            case ops.JoinStreams():
+                library.rl_add_join_streams(handle, self._linears(op.weights), len(op.weights))
+            case ops.AddToStreams():
+                library.rl_add_add_to_streams(handle, op.num_streams)
+            case ops.PredictStreams():
+                library.rl_add_predict_streams(handle, *self._stream_router(op))
+            case ops.CorrectStreams():
+                library.rl_add_correct_streams(
+                    handle, *self._stream_router(op), self._vector(op.scale)
+                )
+            case ops.AddLaurel():
+                library.rl_add_add_laurel(handle)
+            case ops.SparseGateUp():
+                library.rl_add_sparse_gate_up(
+                    handle, BUFFERS[op.src], self._linear(op.gate, None),
+                    self._linear(op.up, None), self._keep(activation_struct(op.activation)),
+                    op.cutoff,
+                )  # fmt: skip
             case ops.ScaleHidden():
                 library.rl_add_scale_hidden(handle, self._vector(op.weight))
             case ops.Head():
@@ -452,6 +476,15 @@ class Program:
         return self._keep(
             Linear(matrix=self._packed(weight).struct, bias=self._vector(bias), slot=slot)
         )
+
+    def _linears(self, weights: Sequence[ops.Weight]) -> Any:
+        """Pointers to products, which are copied."""
+        linears = [self._linear(weight, None) for weight in weights]
+        return (ctypes.c_void_p * len(linears))(*(ctypes.addressof(each._obj) for each in linears))
+
+    def _stream_router(self, op: ops.PredictStreams | ops.CorrectStreams) -> tuple[Any, ...]:
+        norm = self._keep(norm_struct(op.norm))
+        return self._linear(op.router, None), self._vector(op.gain), norm, self._vector(op.coefs)
 
     def _optional(self, weight: ops.Weight | None, bias: ops.Weight | None) -> Any:
         return None if weight is None else self._linear(weight, bias)

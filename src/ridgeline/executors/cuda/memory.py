@@ -49,7 +49,8 @@ def activation_bytes(
     writes; logits are there in the model's type, in float32, and once more as they are sampled.
     """
     widest = max(map(_op_width, model_ops))
-    hidden = num_tokens * (4 * spec.hidden_size + widest) * dtype.itemsize
+    residuals = spec.streams.num_streams if spec.streams else 0
+    hidden = num_tokens * ((4 + residuals) * spec.hidden_size + widest) * dtype.itemsize
     return hidden + num_rows * spec.vocab_size * (dtype.itemsize + 4 + 4)
 
 
@@ -58,7 +59,7 @@ def _op_width(op: ops.Op) -> int:
     match op:
         case ops.QKVProject():
             return 2 * (op.num_heads + 2 * op.num_kv_heads) * op.head_dim
-        case ops.MLP() | ops.SharedExpert() | ops.GateUp():
+        case ops.MLP() | ops.SharedExpert() | ops.GateUp() | ops.SparseGateUp():
             return 3 * op.up.shape[0]
         case ops.MoE():
             return op.routing.top_k * (3 * op.up.shape[1] + 2 * op.down.shape[1])
@@ -84,6 +85,12 @@ def _op_width(op: ops.Op) -> int:
             return 2 * op.width
         case ops.Xielu():
             return 4 * op.width
+        case ops.SplitStreams() | ops.JoinStreams():
+            return 2 * sum(weight.shape[0] for weight in op.weights)
+        case ops.PredictStreams() | ops.CorrectStreams():
+            return 2 * op.num_streams * op.gain.shape[0]
+        case ops.AddToStreams() | ops.AddLaurel():
+            return 0  # no more than the ops above
         case ops.ScaleHidden() | ops.SendHidden() | ops.ReceiveHidden():
             return 0
         case ops.KeepFeatures() | ops.ReadFeatures() | ops.JoinFeatures() | ops.AddInner():

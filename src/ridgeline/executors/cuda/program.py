@@ -14,8 +14,10 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.errors import EngineError
+from ridgeline.core.op_facts import Role
 from ridgeline.core.rope_spec import RopeSpec
 from ridgeline.core.spec import Activation, NormScope
+from ridgeline.core.weight_uses import weight_uses
 from ridgeline.executors.cuda.attention import ModelAttention
 from ridgeline.executors.cuda.inputs import PassInput
 from ridgeline.executors.cuda.kernels import AttendSpec, Experts, Gain, Kernels
@@ -166,8 +168,9 @@ class CallList:
 
     def _out(self, op: ops.OutProject | ops.Down, residual: float | None) -> Call:
         product = self._linear([op.weight], op.bias)
-        source = "inner" if isinstance(op, ops.Down) else "h"
-        return lambda b, at: self._branch(b, product, b[source], at, residual)
+        if not isinstance(op, ops.Down):
+            return lambda b, at: self._branch(b, product, b["h"], at, residual)
+        return lambda b, at: self._branch(b, product, b["inner"], at, residual, dst=op.dst)
 
     def _mlp(self, op: ops.MLP, residual: float | None) -> Call:
         inner = self._inner(op)
@@ -197,10 +200,12 @@ class CallList:
         source: torch.Tensor,
         at: PassInput,
         residual: float | None,
+        *,
+        dst: str = "h",
     ) -> None:
-        """The product that ends a branch: into h, or added to x."""
+        """The product that ends a branch: into ``dst``, or added to x."""
         if residual is None:
-            b["h"] = product(source, at)
+            b[dst] = product(source, at)
         else:
             b["x"] = product(source, at, residual_TO=b["x"], residual_scale=residual)
 
@@ -287,6 +292,20 @@ class CallList:
             case ops.Xielu():
                 four = [self._weights.tensors[w.name] for w in (op.rise, op.fall, op.beta, op.eps)]
                 return lambda b, _: b.update(inner=reference.xielu(b["inner"], *four))
+            case ops.SparseGateUp():
+                gate, up = self._linear([op.gate], None), self._linear([op.up], None)
+
+                def sparse(b: Buffers, at: PassInput) -> None:
+                    gates = reference.above_cutoff(gate(b[op.src], at), op.cutoff)
+                    b["inner"] = reference.gated(gates, up(b[op.src], at), op.activation)
+
+                return sparse
+            case ops.AddLaurel():
+
+                def add_laurel(b: Buffers, _: PassInput) -> None:
+                    b["x"] = (b["x"] + b["h"] + b["n"] + b["shared"]) * 2**-0.5
+
+                return add_laurel
             case ops.LayerEmbed():
                 return self._layer_embed(op)
             case ops.LayerInput():
@@ -312,6 +331,8 @@ class CallList:
 
                 return grow
             case ops.Attend():
+                if op.chunked:
+                    raise EngineError("The cuda executor has no kernel for attention in chunks.")
                 spec = AttendSpec(
                     group=op.group,
                     scale=op.scale,
@@ -346,7 +367,26 @@ class CallList:
                     b["x"] = b["x"] + (b["h"] if op.scale == 1.0 else b["h"] * op.scale)
 
                 return add
-        raise AssertionError(f"{op} is lowered with others")
+        assert isinstance(op, ops.StreamOp), "it is lowered with others"
+        return self._stream(op)
+
+    def _stream(self, op: ops.StreamOp) -> Call:
+        tensors = self._weights.tensors
+        products = {
+            use.weight.name: self._linear([use.weight], None)
+            for use in weight_uses(op)
+            if use.role is Role.PRODUCT
+        }
+
+        def call(b: Buffers, at: PassInput) -> None:
+            def product(x_TI: torch.Tensor, weight: ops.Weight) -> torch.Tensor:
+                if weight.name in products:
+                    return products[weight.name](x_TI, at)
+                return functional.linear(x_TI, tensors[weight.name])
+
+            reference.run_stream_op(op, b, product, lambda weight: tensors[weight.name])
+
+        return call
 
     def _embed(self, op: ops.Embed) -> Call:
         table, positions = self._tensor(op.weight), self._tensor(op.positions)
@@ -370,7 +410,7 @@ class CallList:
         def call(b: Buffers, at: PassInput) -> None:
             b["layers"] = reference.mix_layer_inputs(
                 product(b["x"], at),
-                functional.embedding(at.token_ids_T, table),
+                reference.known_rows(at.token_ids_T, table),
                 gain,
                 op.norm,
                 hidden_size=b["x"].shape[1],
@@ -422,9 +462,10 @@ class CallList:
         return call
 
     def _moe(self, op: ops.MoE) -> Call:
-        if op.gate is None or op.expert_scale is not None:
+        if op.gate is None or op.expert_scale is not None or op.routing.scales_inputs:
             raise EngineError(
-                "The cuda executor has no kernel for experts with scales or without gates."
+                "The cuda executor has no kernel for experts with scales, of outputs or inputs, or "
+                "without gates."
             )
         matrices, tensor = self._weights.matrices, self._tensor
         router, bias = tensor(op.router), tensor(op.router_bias)

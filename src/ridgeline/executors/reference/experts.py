@@ -60,6 +60,7 @@ def run_moe(
         up_bias_EF=optional(op.up_bias),
         down_bias_ED=optional(op.down_bias),
         activation=op.activation,
+        scales_inputs=op.routing.scales_inputs,
         **parts,
     )
     counts_E = torch.bincount(experts_Tk.flatten(), minlength=op.router.shape[0])

@@ -125,7 +125,7 @@ class Forward(TokenOps):
     def _attend(self, op: ops.Attend) -> None:
         sinks_H, outputs = self._optional(op.sinks), []
         for item, first, last in self._batch.ranges():
-            rows, seen = self._context(op, item, op.window)
+            rows, seen = self._context(op, item, op.window, chunked=op.chunked)
             k_CKd, v_CKd = self._cache.read(op.group, op.layer, rows)
             outputs.append(
                 kernels.attend(
@@ -178,14 +178,20 @@ class Forward(TokenOps):
         self.buffers["h"] = torch.cat(outputs).flatten(1)
 
     def _context(
-        self, op: ops.Attend | ops.LatentAttend, item: SegmentInput, window: int | None
+        self,
+        op: ops.Attend | ops.LatentAttend,
+        item: SegmentInput,
+        window: int | None,
+        *,
+        chunked: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Cache rows ``[C]`` of what any token of a segment sees, and what each sees ``[S, C]``."""
         sinks, start = 0, item.kv_start
         if window is None and item.segment.window is not None:
             sinks, window = item.segment.window
-        low = 0 if window is None else max(0, start - window + 1)
-        rows, seen = self._kv_rows(op.group, item, low), _visible(item, low, window)
+        low = kernels.first_visible(start, window, chunked=chunked)
+        rows = self._kv_rows(op.group, item, low)
+        seen = _visible(item, low, window, chunked=chunked)
         if not sinks:
             return rows, seen
         before = _visible(item, 0, None)[:, :sinks]
@@ -203,11 +209,14 @@ def _span(op: ops.Op, place: int, begin_s: float) -> OpSpan:
     return OpSpan(name=type(op).__name__, ops=(place,), begin_s=begin_s, end_s=time.perf_counter())
 
 
-def _visible(item: SegmentInput, low: int, window: int | None) -> torch.Tensor:
+def _visible(
+    item: SegmentInput, low: int, window: int | None, *, chunked: bool = False
+) -> torch.Tensor:
     """Which of the KV slots ``[low, stop)`` each token of a segment sees."""
     return kernels.visible(
         query_positions_S=item.kv_positions_C[item.kv_start : item.kv_stop],
         key_positions_C=item.kv_positions_C[low : item.kv_stop],
         drafted_SD=item.drafted_SD,
         window=window,
+        chunked=chunked,
     )

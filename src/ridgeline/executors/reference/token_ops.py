@@ -104,12 +104,11 @@ class TokenOps:
                 gate = self._linear(buffers[op.src], op.weight, op.bias)
                 buffers["h"] = buffers["h"] * torch.sigmoid(gate)
             case ops.HeadNorm():
-                for name, ref, add in (("q", op.query, op.query_bias), ("k", op.key, op.key_bias)):
-                    if ref is None:
-                        continue
+                gains = [("q", op.query, op.query_bias), ("k", op.key, op.key_bias)]
+                for name, ref, add in gains if op.num_kv_heads else gains[:1]:
                     buffers[name] = kernels.normalise_heads(
                         buffers[name],
-                        self._weight(ref),
+                        self._optional(ref),
                         op.spec,
                         op.scope,
                         bias=self._optional(add),
@@ -166,7 +165,7 @@ class TokenOps:
             case ops.LayerEmbed():
                 buffers["layers"] = kernels.mix_layer_inputs(
                     self._linear(buffers["x"], op.projection, None),
-                    functional.embedding(tokens.ids_T, self._weight(op.table)),
+                    kernels.known_rows(tokens.ids_T, self._weight(op.table)),
                     self._weight(op.gain),
                     op.norm,
                     hidden_size=buffers["x"].shape[1],
@@ -176,6 +175,19 @@ class TokenOps:
                 own = buffers["layers"][:, op.first : op.first + op.width]
                 gated = kernels.gated(gate, own, op.activation)
                 buffers["h"] = self._linear(gated, op.up, None)
+            case ops.SparseGateUp():
+                gate, up = (
+                    self._linear(buffers[op.src], weight, None) for weight in (op.gate, op.up)
+                )
+                gate = kernels.above_cutoff(gate, op.cutoff)
+                buffers["inner"] = kernels.gated(gate, up, op.activation)
+            case _ if isinstance(op, ops.StreamOp):
+                kernels.run_stream_op(
+                    op, buffers, lambda x_TI, weight: self._linear(x_TI, weight, None), self._weight
+                )
+            case ops.AddLaurel():
+                attended = buffers["x"] + buffers["h"]
+                buffers["x"] = (attended + buffers["n"] + buffers["shared"]) * 2**-0.5
             case ops.ScaleHidden():
                 buffers["x"] = buffers["x"] * self._weight(op.weight)
             case _:

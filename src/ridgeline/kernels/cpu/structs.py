@@ -51,6 +51,7 @@ class Buffer(IntEnum):
     VALUE = 6
     INNER = 7
     LAYERS = 8
+    STREAMS = 9
 
 
 class SpanKind(IntEnum):
@@ -131,6 +132,7 @@ class Attention(ctypes.Structure):
         ("window", c_int32),
         ("sinks", c_void_p),
         ("bidirectional", c_int32),
+        ("chunked", c_int32),
     )
 
 
@@ -176,6 +178,7 @@ class Routing(ctypes.Structure):
         ("num_groups", c_int32),
         ("top_groups", c_int32),
         ("group_best_two", c_int32),
+        ("scales_inputs", c_int32),
     )
 
 
@@ -269,7 +272,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_add_head_norm": (I32, (P, P, I32, *[P] * 4, *[I32] * 4)),
     "rl_add_rope": (I32, (P, *[I32] * 8)),
     "rl_add_kv_write": (I32, (P, I32, I32)),
-    "rl_add_grow_queries": (I32, (P, F32, I32, I32)),
+    "rl_add_grow_queries": (I32, (P, F32, I32, I32, I32)),
     "rl_add_attend": (I32, (P, I32, I32, P)),
     "rl_add_bidirectional_attend": (I32, (P, I32, P)),
     "rl_add_short_conv": (I32, (P, I64, I32, I32, P, P)),
@@ -292,6 +295,13 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_add_residual": (I32, (P, F32)),
     "rl_add_layer_embed": (I32, (P, P, P, P, P, I32)),
     "rl_add_layer_input": (I32, (P, P, P, P, I32)),
+    "rl_add_split_streams": (I32, (P, P, I32)),
+    "rl_add_join_streams": (I32, (P, P, I32)),
+    "rl_add_add_to_streams": (I32, (P, I32)),
+    "rl_add_predict_streams": (I32, (P, P, P, P, P)),
+    "rl_add_correct_streams": (I32, (P, P, P, P, P, P)),
+    "rl_add_add_laurel": (I32, (P,)),
+    "rl_add_sparse_gate_up": (I32, (P, I32, P, P, P, F32)),
     "rl_add_scale_hidden": (I32, (P, P)),
     "rl_add_latent_project": (I32, (P, I32, P, P, P, P, P, I32, P)),
     "rl_add_latent_attend": (I32, (P, I32, I32, P, P, P, I32, I32)),

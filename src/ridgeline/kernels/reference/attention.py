@@ -39,15 +39,28 @@ def visible(
     key_positions_C: torch.Tensor,
     drafted_SD: torch.Tensor | None,
     window: int | None,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """Which keys each query sees: those not after it, within the window, and not on another branch.
 
     ``drafted_SD`` overrides causality for the last keys of a segment with a draft tree; there, a
-    query sees exactly its ancestors and itself. bool ``[S, C]``.
+    query sees exactly its ancestors and itself. ``chunked``: the window is the chunk that a query
+    is in. bool ``[S, C]``.
     """
     distance = query_positions_S[:, None] - key_positions_C[None, :]
     seen = distance >= 0
     if drafted_SD is not None:
         width = drafted_SD.shape[1]
         seen = torch.cat([seen[:, :-width], drafted_SD], dim=1)
-    return seen if window is None else seen & (distance < window)
+    if window is None:
+        return seen
+    if chunked:
+        return seen & (query_positions_S[:, None] // window == key_positions_C // window)
+    return seen & (distance < window)
+
+
+def first_visible(position: int, window: int | None, *, chunked: bool = False) -> int:
+    """The first position that one sees."""
+    if window is None:
+        return 0
+    return position - position % window if chunked else max(0, position - window + 1)

@@ -59,7 +59,7 @@ def softcap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
 def grow_queries(
     q_THd: torch.Tensor, growth: QueryGrowth, positions_T: torch.Tensor
 ) -> torch.Tensor:
-    """q · (1 + rate · ln(1 + ⌊p / length⌋)) (``get_llama_4_attn_scale`` of transformers)."""
-    turns_T = (positions_T // growth.length).float()
+    """`core.rope_spec.QueryGrowth` (``get_llama_4_attn_scale`` of transformers)."""
+    turns_T = ((positions_T + growth.offset) // growth.length).float()
     factors_T = 1 + growth.rate * torch.log1p(turns_T)
     return q_THd * factors_T.to(q_THd.dtype)[:, None, None]

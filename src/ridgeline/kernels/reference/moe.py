@@ -59,10 +59,12 @@ def run_experts(
     up_bias_EF: torch.Tensor | None = None,
     down_bias_ED: torch.Tensor | None = None,
     activation: Activation | ClampedSwiGLU,
+    scales_inputs: bool = False,
     first_expert: int = 0,
     exchange: Callable[[torch.Tensor], torch.Tensor] = lambda outputs: outputs,
 ) -> torch.Tensor:
-    """The weighted sum ``[T, D]`` of what each token's experts make of it.
+    """The weighted sum ``[T, D]`` of what each token's experts make of it; or, if
+    ``scales_inputs``, the sum of what they make of its products with the weights.
 
     Tokens are grouped by expert, and experts that no token goes to are not read. The sum runs in
     at least float32, in the order of the experts' numbers, whatever else is in the batch. Experts
@@ -77,6 +79,8 @@ def run_experts(
             continue
         rows, columns = (experts_Tk == chosen).nonzero(as_tuple=True)
         h = h_TD[rows]
+        if scales_inputs:
+            h = (wide(h) * weights_Tk[rows, columns, None]).to(h.dtype)
         gate = None
         if gate_EFD is not None:
             gate = functional.linear(h, gate_EFD[expert], _row(gate_bias_EF, expert))
@@ -88,7 +92,8 @@ def run_experts(
     out_TD = torch.zeros_like(wide(h_TD))
     for chosen in touched:
         rows, columns = (experts_Tk == chosen).nonzero(as_tuple=True)
-        out_TD[rows] += wide(outputs_TkD[rows, columns]) * weights_Tk[rows, columns, None]
+        share = 1.0 if scales_inputs else weights_Tk[rows, columns, None]
+        out_TD[rows] += wide(outputs_TkD[rows, columns]) * share
     return out_TD.to(h_TD.dtype)
 
 

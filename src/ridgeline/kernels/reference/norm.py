@@ -30,7 +30,7 @@ def normalise(
 
 def normalise_heads(
     x_THd: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     spec: NormSpec,
     scope: NormScope,
     *,
