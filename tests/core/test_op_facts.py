@@ -1,20 +1,16 @@
 """Every op says what is done with it and with each of its weights."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, get_args, get_type_hints
 
 import pytest
-from tests.eagle3 import head_config
-from tests.parity.encoder_cases import ENCODER_CASES
-from tests.parity.every_case import CASES
-from tests.tiny import CONFIG
+from tests.every_op import models_of_all_kinds
 
 from ridgeline.core import ops
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Role, Rows, Split, WeightFacts
 from ridgeline.core.ops import Weight
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.sharding import num_parts
-from ridgeline.core.spec import MedusaSpec
 from ridgeline.core.weight_uses import (
     WeightUse,
     experts_of,
@@ -23,29 +19,14 @@ from ridgeline.core.weight_uses import (
     weight_roles,
     weight_uses,
 )
-from ridgeline.models import PRESETS, describe, describe_head, lower, lower_head, shard
+from ridgeline.models import PRESETS, describe, lower
 
 OPS = get_args(ops.Op)
 
 
 @pytest.fixture(scope="module")
 def lowered():
-    """Ops of all kinds, with all their weights."""
-    cases = [case for case in CASES if "vision" not in case.name]
-    encoders = [case.hf_config.to_dict() for case in ENCODER_CASES]
-    configs = ({"model_type": case.family} | case.config for case in cases)
-    layout = ParallelLayout(tensor=2, pipeline=3, stage_borders=(0, 2, 4, 16))
-    spec = describe(dict(PRESETS["llama-3.2-1b"])).spec
-    parts = [shard(spec, layout, rank).ops for rank in range(6)]
-    parts.append(shard(spec, ParallelLayout(context=2), 0).ops)
-    whole = [op for config in (*configs, *encoders) for op in lower(describe(config).spec)]
-    tiny = describe(CONFIG).spec
-    head = describe_head(head_config(CONFIG), tiny, ("fc.weight",)).spec
-    drafted = replace(tiny, draft_head=head)
-    whole += [*lower(drafted), *lower_head(drafted)]
-    heads = replace(tiny, draft_head=MedusaSpec(hidden_size=48, num_heads=2, num_blocks=1))
-    whole += lower_head(heads)
-    return [*whole, *(op for part in parts for op in part)]
+    return [op for _, ops in models_of_all_kinds() for op in ops]
 
 
 @pytest.mark.parametrize("kind", OPS, ids=lambda kind: kind.__name__)

@@ -6,15 +6,15 @@ import pytest
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import number_format
-from ridgeline.roofline import catalogue, metrics, op_cost, speculation
+from ridgeline.roofline import catalogue, metrics, op_cost, pipeline, slo, speculation
 from ridgeline.roofline.catalogue import DeviceKind, load_catalogue
 
 
-@pytest.mark.parametrize("module", [metrics, op_cost, speculation])
-def test_worked_examples(module):
-    outcome = doctest.testmod(module)
-    assert outcome.attempted > 0
-    assert outcome.failed == 0
+def test_worked_examples():
+    for module in (metrics, op_cost, pipeline, slo, speculation):
+        outcome = doctest.testmod(module)
+        assert outcome.attempted > 0, module
+        assert outcome.failed == 0, module
 
 
 def test_every_device_has_a_roof_and_every_source_is_explained():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.every_op import models_of_all_kinds
 from tests.parity.every_case import CASES, quick
 from tests.parity.oracle import _model
 from tests.roofline.counting import count
@@ -11,7 +12,22 @@ from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_ex
 
 from ridgeline.core.context_ranks import LEAST_TOKENS
 from ridgeline.core.formats import float_format
-from ridgeline.core.ops import MLP, Attend, Embed, Head, MoE, OutProject, QKVProject
+from ridgeline.core.ops import (
+    MLP,
+    Attend,
+    Embed,
+    GatherContext,
+    GatherLogits,
+    GatherRanges,
+    GatherSplits,
+    GatherTokens,
+    Head,
+    KeepFeatures,
+    MoE,
+    OutProject,
+    QKVProject,
+    ReadFeatures,
+)
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.core.weight_uses import op_weights
@@ -162,19 +178,18 @@ def test_decode(batch_size, context, monkeypatch):
 
 
 def test_what_an_op_moves_is_what_it_reads_and_writes():
-    """But for the head, which has rows of its own, and what looks up several tables."""
-    batch = decode_batch(3, 40)
-    for case in CASES:
-        if "vision" in case.name:
-            continue
-        spec = describe({"model_type": case.family} | case.config).spec
-        model = PricedModel(spec=spec, ops=lower(spec))
-        for op in model.ops:
-            if not isinstance(op, Embed | Head):
+    """And of features those that the executor keeps; but for what looks up several tables, and
+    exchanges of which a rank has a part."""
+    batch, parts = decode_batch(3, 40), GatherTokens | GatherContext | GatherSplits | GatherRanges
+    for spec, ops in models_of_all_kinds():
+        model = PricedModel(spec=spec, ops=tuple(ops))
+        for op in ops:
+            if not isinstance(op, Embed | Head | GatherLogits | parts):
                 read, written = buffers_of(op, spec.hidden_size)
                 elements = sum(read.values()) + sum(written.values())
+                elements += op.width if isinstance(op, KeepFeatures | ReadFeatures) else 0
                 moved = op_work(op, batch, model).activation_bytes
-                assert moved == pytest.approx(3 * elements * model.activation_bytes), (case.id, op)
+                assert moved == pytest.approx(3 * elements * model.activation_bytes), op
 
 
 def test_replay_is_the_sum_of_its_steps():
@@ -195,6 +210,9 @@ def test_replay_is_the_sum_of_its_steps():
         parts.append(price({ModelRole.TARGET: model}, driver.executor.plan).work)
     assert replay.work.num_bytes == pytest.approx(sum(part.num_bytes for part in parts))
     assert replay.work.flops == pytest.approx(sum(part.flops for part in parts))
+    assert dict(replay.tokens) == {Phase.PREFILL: len(PROMPT), Phase.DECODE: 2}
+    assert replay.by_phase[Phase.PREFILL] == parts[0]
+    assert replay.by_phase[Phase.DECODE].flops == pytest.approx(parts[1].flops + parts[2].flops)
 
 
 def test_experts_of_a_replay_that_was_cut_short():

@@ -19,7 +19,7 @@ from ridgeline.roofline.calibration import calibrate
 from ridgeline.roofline.explain import product_peak
 from ridgeline.roofline.history import past_errors, read, record
 from ridgeline.roofline.live import Observer
-from ridgeline.roofline.predict import StepPredictor
+from ridgeline.roofline.predict import StepPredictor, step_phase
 
 SPEC = describe(dict(PRESETS["qwen2.5-0.5b"])).spec
 MODEL = PricedModel(spec=SPEC, ops=lower(SPEC), activations=FLOAT32)
@@ -129,6 +129,15 @@ def test_products_of_codes_are_a_share_of_the_peak_of_codes():
     assert report.prefill.mfu == pytest.approx(0.5, rel=1e-6)
     assert not report.warnings
     assert product_peak(held, fitted) == 400e9
+
+
+def test_a_step_is_prefill_if_the_target_computes_more_than_a_token_and_its_drafts():
+    prompt, verified = segment(0, 0, 5), segment(1, 9, 3, num_drafts=2)
+    draft = Pass(role=ModelRole.DRAFT, segments=(prompt,))
+    for segments, phase in (((verified,), "decode"), ((verified, prompt), "prefill")):
+        target = Pass(segments=segments)
+        assert step_phase(StepPlan(step_id=1, passes=(target,))) == phase
+        assert step_phase(StepPlan(step_id=1, passes=(draft, target))) == phase
 
 
 def test_rejected_drafts_are_not_useful(calibration):

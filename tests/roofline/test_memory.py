@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tests.parity.encoder_cases import ENCODER_CASES
 from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_executor, tiny_model
 
+from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.formats import BFLOAT16, FLOAT64, number_format
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.weight_uses import op_weights
@@ -97,6 +99,41 @@ def test_ranks_share_the_weights():
     pool = 8 * (0.9 * 80e9) - weights_bytes(whole)
     assert eight.max_batch == pytest.approx(pool / kv_bytes(whole, 4096), rel=0.01)
     assert eight.max_context == whole.spec.max_position
+
+
+def test_what_fits_exactly_fits_and_a_byte_less_is_a_block_less():
+    model = preset("llama-3.2-1b")
+    room = rank_weights_bytes(model) + rank_pool_bytes(model, 112, block_tokens=16)
+
+    def fitting(memory_bytes):
+        found = fit(model, memory_bytes=memory_bytes, context=100, block_tokens=16, kv_share=1.0)
+        return found.max_batch, found.max_context
+
+    assert fitting(room) == (1, 112)
+    assert fitting(room - 1) == (0, 96)
+
+
+def test_kv_has_what_weights_and_a_tenth_or_a_steps_activations_leave():
+    """Of a token the residual stream, before and after, and a gate's, up's and down's outputs."""
+    model = preset("llama-3.2-1b")
+    asked = {"memory_bytes": 80e9, "context": 1000, "block_tokens": 16}
+    found = fit(model, **asked)
+    assert found.fits and found.weights_bytes == rank_weights_bytes(model)
+    assert found.kv_pool_bytes == 0.9 * 80e9 - found.weights_bytes
+    large = fit(model, **asked, step_tokens=1 << 20)
+    active = 2 * (1 << 20) * (2 * 2048 + 2 * 8192 + 2048) + 4 * 128_256
+    assert large.activation_bytes == active
+    assert large.kv_pool_bytes == 80e9 - active - large.weights_bytes
+    for share in (None, 0.5):
+        none = fit(model, **asked | {"memory_bytes": 1e9}, kv_share=share)
+        assert not none.fits
+        assert none.kv_pool_bytes == none.max_batch == none.max_context == 0
+
+
+def test_a_model_without_a_cache_does_not_fill_memory():
+    spec = describe(ENCODER_CASES[0].hf_config.to_dict()).spec
+    with pytest.raises(UnsupportedModelError, match="no KV cache"):
+        fit(PricedModel(spec=spec, ops=lower(spec)), memory_bytes=1e9, context=9, block_tokens=16)
 
 
 def test_every_rank_has_routers_and_latents():

@@ -1,5 +1,6 @@
 """Memory of weights, KV and states, and the largest batch and context that fit."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from math import prod
 
@@ -148,20 +149,13 @@ def fit(
         pool = max(0.0, min(memory_bytes * USABLE_SHARE, memory_bytes - active) - held)
     else:
         pool = max(0.0, memory_bytes - held) * kv_share
-    low, high = 0, model.spec.max_position
-    while low < high:  # the longest context whose KV fits
-        middle = (low + high + 1) // 2
-        if pool_bytes(middle) <= pool:
-            low = middle
-        else:
-            high = middle - 1
     return MemoryFit(
         memory_bytes=memory_bytes,
         weights_bytes=held,
         activation_bytes=active,
         kv_pool_bytes=pool,
         max_batch=int(pool // pool_bytes(context)),
-        max_context=low,
+        max_context=bisect_right(range(1, model.spec.max_position + 1), pool, key=pool_bytes),
     )
 
 

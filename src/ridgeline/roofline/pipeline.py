@@ -1,4 +1,4 @@
-"""Stages of a pipeline: where a model is cut, and how long they wait for each other."""
+"""Stages of a pipeline: where a model is cut."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -27,17 +27,3 @@ def stage_borders(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
 
     assert 1 <= num_stages <= len(costs)
     return best(len(costs), num_stages)[1]
-
-
-def idle_share(stage_costs: Sequence[float], num_steps: int) -> float:
-    """The share of their time that stages wait, with ``num_steps`` steps at once in all of them.
-
-    A stage that is done with a step takes up the next one when that has come as far, so that steps
-    end one after the other as fast as the dearest stage lets them, or as there are steps.
-
-    >>> idle_share([1, 1], 1), idle_share([1, 1], 2), idle_share([3, 1], 2)
-    (0.5, 0.0, 0.33333333333333337)
-    """
-    whole = sum(stage_costs)
-    period = max(*stage_costs, whole / num_steps)
-    return 1 - whole / (len(stage_costs) * period)

@@ -42,7 +42,6 @@ class SeparablePredictor(StepPredictor):
             len(self.calibration.ceilings.levels) == 1
             and model.layout.context == 1
             and not model.state_ops
-            and not model.dense_attention
             and all(isinstance(op, Attend) and op.window is None for op, _ in model.attention_ops)
         )
 
