@@ -1,15 +1,18 @@
 """Who may come in: every route of the table, with and without a key, on paths as they are sent."""
 
+import asyncio
 import base64
+import dataclasses
 import hashlib
 import http.client
 import json
+import logging
 
 import pytest
 from tests.server.running import running
 
 from ridgeline.core.errors import SettingsError
-from ridgeline.server.access import PUBLIC_PATH
+from ridgeline.server.access import PUBLIC_PATH, Access
 from ridgeline.server.app import all_operations
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError
@@ -395,6 +398,7 @@ def test_where_there_is_no_key_everybody_is_one_tenant_that_may_administer():
         ({b"authorization": b"Basic " + base64.b64encode(b"me:key")}, True),
         ({b"authorization": b"Basic " + base64.b64encode(b"key")}, False),
         ({b"authorization": b"Basic me:key", b"x-api-key": b"key"}, False),
+        ({b"authorization": b"Basic *" + base64.b64encode(b"me:key")}, False),
         ({b"authorization": b"Bearer key", b"x-api-key": b"key"}, True),
         ({b"authorization": b"Bearer key", b"x-api-key": b"other"}, False),
         ({b"x-api-key": b""}, False),
@@ -420,6 +424,102 @@ def test_work_of_a_tenant_whose_key_is_gone_may_use_no_model(guarded):
     with pytest.raises(ApiError, match="no model"):
         server.check_model("tiny", server.keys.of_tenant("revoked"))
     assert KeyRing(ServerConfig()).of_tenant("local").limits.models is None
+
+
+def through(server, respond=lambda _: 200, *, path="/nothing", key=FAST, **headers):
+    """Status and headers of an answer behind the layer, of an app that ``respond`` stands for."""
+    sent = []
+
+    async def app(scope, receive, send):
+        status = respond(scope["state"]["call"])
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def keep(message):
+        sent.append(message)
+
+    headers = {"x-api-key": key} | {name.replace("_", "-"): text for name, text in headers.items()}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(name.encode(), text.encode()) for name, text in headers.items()],
+    }
+    asyncio.run(Access(app, server)(scope, None, keep))
+    return sent[0]["status"], {name.decode(): text.decode() for name, text in sent[0]["headers"]}
+
+
+@pytest.mark.parametrize("count", [0, 32, 33])
+def test_a_header_names_the_first_32_fields_that_were_ignored(guarded, count):
+    names = [f"f{number}" for number in range(count)][2:]
+    names = ["a\r\nb", "x" * 100, *names] if count else []
+    _, headers = through(guarded.server, lambda call: call.ignored_fields.extend(names) or 200)
+    listed = headers.get("x-ridgeline-warning", "").removeprefix("ignored fields: ").split(", ")
+    if not count:
+        assert listed == [""]
+        return
+    assert listed[:32] == ["a??b", "x" * 80, *(f"f{number}" for number in range(2, 32))]
+    assert listed[32:] == (["and 1 more"] if count > 32 else [])
+
+
+@pytest.mark.parametrize(
+    ("hits", "told"),
+    [
+        ([None, "a-1", "a-2"], "hit 2 of 3; id=a-1"),
+        ([None, None], "miss"),
+        (["a-1", "a-2"], "hit; id=a-1"),
+        ([], None),
+    ],
+)
+def test_a_header_says_whether_answers_were_kept(guarded, hits, told):
+    _, headers = through(guarded.server, lambda call: call.cache_hits.extend(hits) or 200)
+    assert headers.get("x-ridgeline-cache") == told
+
+
+def test_a_request_keeps_an_id_that_is_short_and_plain(guarded):
+    for given in ("a", "A-b_9" * 20, "x" * 128):
+        assert through(guarded.server, x_request_id=given)[1]["x-request-id"] == given
+    for given in ("", "-_", "a b", "a.b", "é", "x" * 129):
+        found = through(guarded.server, x_request_id=given)[1]["x-request-id"]
+        assert found.startswith("req-") and found != given
+
+
+def test_a_line_of_the_log_has_the_path_of_what_has_no_route_alone(guarded, monkeypatch, caplog):
+    config = dataclasses.replace(guarded.server.config, log_requests=True)
+    monkeypatch.setattr(guarded.server, "config", config)
+    caplog.set_level(logging.INFO, logger="ridgeline.requests")
+
+    def respond(call):
+        call.path = route
+        return status
+
+    for route, status, key in (
+        ("other", 404, FAST),
+        ("/v1/files/{id}", 404, FAST),
+        ("other", 405, FAST),
+        ("/v1/models", 200, FAST),
+        ("other", 404, "wrong"),
+    ):
+        caplog.clear()
+        found, _ = through(guarded.server, respond, path="/sent", key=key)
+        (line,) = [json.loads(record.getMessage()) for record in caplog.records]
+        is_refused = key == "wrong"
+        assert found == line["status"] == (401 if is_refused else status)
+        assert line["route"] == ("refused" if is_refused else route)
+        assert line.get("path") == (
+            "/sent" if (route, status, key) == ("other", 404, FAST) else None
+        )
+        assert 0 <= line["seconds"] < 60
+
+
+def test_of_two_keys_it_is_said_that_they_must_be_the_same(guarded):
+    twice = {"authorization": f"Bearer {ADMIN}", "x-api-key": FAST}
+    for sent in ({}, *({name: "wrong"} for name in twice), twice):
+        with guarded.client(headers=sent) as client:
+            message = client.get("/v1/models").json()["error"]["message"]
+        assert ("the same one" in message) is (sent == twice)
 
 
 def test_errors_do_not_repeat_the_key(guarded):

@@ -109,3 +109,19 @@ def test_a_value_that_speaks_of_unknown_fields_is_no_unknown_field():
     with pytest.raises(ApiError) as refused:
         decode_body(msgspec.json.Decoder(ChatRequest), body)
     assert refused.value.code != "unknown_field"
+
+
+def test_an_error_names_the_field_at_fault():
+    message = {"role": "user", "content": "a"}
+    decoder = msgspec.json.Decoder(ChatRequest)
+    for value, param, code, text in (
+        ({}, "messages", "missing_field", "messages: this field is required."),
+        ({"messages": [{}]}, "messages[0].role", "missing_field", "this field is required."),
+        ({"messages": [message], "max_tokens": "4"}, "max_tokens", None, "max_tokens: expected"),
+        ({"messages": [message | {"x": 1}]}, "messages[0].x", "unknown_field", "not known"),
+        ([], None, None, "The body: expected"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            decode_body(decoder, json.dumps(value).encode())
+        assert (refused.value.param, refused.value.code) == (param, code)
+        assert text in refused.value.message
