@@ -22,12 +22,7 @@ from ridgeline.decoding.drafters import (
 )
 from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
 from ridgeline.decoding.drafters.budget import CREDIT, SHARE
-from ridgeline.decoding.drafters.control import (
-    PLAIN_EVERY,
-    PLAIN_STEPS,
-    StepCosts,
-    choose_lengths,
-)
+from ridgeline.decoding.drafters.control import PLAIN_STEPS, choose_lengths
 from ridgeline.decoding.drafters.hash_chains import MAX_CANDIDATES, MAX_MATCH, HashChains
 
 SLOW = pytest.mark.slow
@@ -366,54 +361,6 @@ def test_what_steps_really_take_counts_whatever_the_price_says(slots):
     assert believed > 3 * fixed(price, rates, 0, slots)
     assert rate > 0.97 * fixed(price, rates, 0, slots)
     assert np.mean([sum(each) for each in lengths[100:]]) < 0.2 * slots
-
-
-def _see_plain(costs, plan, seconds):
-    for _ in range(PLAIN_STEPS):
-        costs.observe(plan, seconds, is_plain=True)
-
-
-def test_a_chain_that_was_never_tried_is_not_thought_cheaper_than_its_price():
-    """Lookups that took half their price, say, because the steps before them were disturbed."""
-    costs = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6)
-    plain, lookup = plan_of([0]), StepPlan(step_id=0, passes=plan_of([2]).passes[-1:])
-    _see_plain(costs, plain, 2.0)
-    costs.observe(lookup, 0.5, is_plain=False)
-    excess_s = costs.excess_s(1)
-    assert excess_s[0] < 0
-    assert excess_s[1:] == [0.0] * 6
-
-
-def test_steps_of_a_kind_are_priced_once():
-    """A price takes longer than a small model's step."""
-    price = Price(token_s=0.02, draft_s=0.01)
-    costs = StepCosts(price, max_tokens=6)
-    for _ in range(100):
-        costs.observe(plan_of([0]), 1.1, is_plain=True)
-        costs.observe(plan_of([3]), 1.5, is_plain=False)
-    assert price.num_asked <= 4
-    costs.of(1, 100)
-    assert price.num_asked <= 10
-
-
-def test_steps_without_drafts_are_looked_at_now_and_then():
-    """So a drafter that rests costs next to nothing, and still sees that steps take longer."""
-    costs, plain = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6), plan_of([0])
-    _see_plain(costs, plain, 1.02)
-    for _ in range(PLAIN_EVERY - 1):
-        costs.observe(plain, 2.04, is_plain=True)
-    assert costs.slow_down(1) == pytest.approx(1.0)
-    _see_plain(costs, plain, 2.04)
-    assert costs.slow_down(1) == pytest.approx(2.0**0.25)
-
-
-@pytest.mark.parametrize("length", [1, 3, 6])
-def test_what_a_chain_takes_beyond_its_price_is_known_by_its_length(length):
-    costs = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6)
-    plain, chain = plan_of([0]), plan_of([length])
-    _see_plain(costs, plain, 1.02)
-    costs.observe(chain, 1.0 + 0.02 * (1 + length) + 0.01 * length + 0.5, is_plain=False)
-    assert costs.excess_s(1)[length] == pytest.approx(0.5)
 
 
 def test_it_follows_a_text_that_changes():

@@ -143,3 +143,14 @@ def test_nothing_to_sample_is_an_error_of_its_own(temperature):
         sample(np.zeros(4), params, HISTORY, seed=0, mask_V=nothing)
     with pytest.raises(NothingToSampleError):
         sample(np.full(4, np.nan), params, HISTORY, seed=0)
+
+
+@pytest.mark.parametrize("levels", [2, 1000])
+def test_the_most_likely_come_first_and_of_equals_the_lowest_token(levels):
+    logits = np.random.default_rng(0).integers(0, levels, 20).astype(np.float32)
+    expected = torch.from_numpy(logits).double().log_softmax(-1).tolist()
+    best = sorted(range(20), key=lambda token: (-expected[token], token))
+    for count in range(22):
+        top = token_logprobs(logits, 0, count).top
+        assert [token for token, _ in top] == best[:count]
+        assert [logprob for _, logprob in top] == pytest.approx([expected[t] for t in best[:count]])

@@ -156,3 +156,16 @@ def test_what_one_rank_lacks_is_not_had_from_another():
     assert pool.has_room([], 2) and not pool.has_room([], 3)
     pool.grow(found := [], 2)
     assert sorted(found) == sorted(other)
+
+
+def test_time_begins_at_zero_and_what_was_released_since_stays():
+    pool = BlockPool(4, num_ranks=2)
+    blocks = pool.allocate(4)
+    for now_s, block in enumerate(blocks):
+        pool.cache(block)
+        if now_s:
+            pool.now_s = now_s
+        pool.release([block])
+    for before_s, num_idle in ((0.0, 4), (0.5, 3), (2.0, 2), (9.0, 0)):
+        pool.evict_idle(before_s=before_s)
+        assert (pool.num_idle, pool.num_cached, pool.num_free) == (num_idle, num_idle, 4)

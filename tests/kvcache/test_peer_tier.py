@@ -156,7 +156,7 @@ def test_only_the_key_reads_what_is_encrypted():
 def test_what_was_deleted_here_does_not_come_back_from_a_peer():
     with serving(1) as server, tier_of(server.port) as tier:
         assert found(tier, 1) == set(keys_of(1))
-        tier.delete_tenant("t")
+        assert tier.delete_tenant("t")
         assert found(tier, 1) == set()
         assert tier.usage().num_failures == 0
 

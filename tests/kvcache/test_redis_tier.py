@@ -55,6 +55,32 @@ def test_what_one_puts_another_finds(redis_server):
     assert found(other, *range(9)) == {}
 
 
+def test_entries_come_in_rounds_of_about_so_many_bytes(redis_server, monkeypatch):
+    tier = tier_of(redis_server)
+    tier.put_all([make_entry(number) for number in range(7)])
+    size = tier.usage().num_bytes // 7
+    monkeypatch.setattr(redis_tier, "_ROUND_BYTES", 3 * size)
+    before = redis_server.client().info("commandstats")
+    assert set(found(tier, *range(7))) == set(keys_of(*range(7)))
+    after = redis_server.client().info("commandstats")
+    assert after["cmdstat_mget"]["calls"] == 3
+    assert "cmdstat_mget" not in before
+
+
+def test_a_server_is_used_again_only_once_it_answers(redis_server, monkeypatch):
+    monkeypatch.setattr(redis_tier, "_ABSENT_S", 0.01)
+    tier = tier_of(redis_server)
+    tier.put_all([make_entry(0)])
+    redis_server.kill()
+    assert found(tier, 0) == {}
+    pings = []
+    monkeypatch.setattr(tier._redis, "ping", lambda: pings.append(tier.is_absent) or 1 / 0)
+    wait_for(lambda: len(pings) > 1)
+    assert all(pings) and tier.is_absent and not tier.may_have(keys_of(0)[0])
+    monkeypatch.setattr(tier._redis, "ping", lambda: True)
+    wait_for(lambda: not tier.is_absent)
+
+
 def test_entries_expire_unless_they_are_used(redis_server):
     tier = tier_of(redis_server, ttl_s=0.4)
     tier.put_all([make_entry(0), make_entry(1)])

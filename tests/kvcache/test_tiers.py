@@ -73,6 +73,23 @@ def test_the_least_recently_used_goes_first(make_tier):
     assert not tier.may_have(make_entry(9).header.key)
 
 
+def test_a_tier_may_be_filled_to_its_last_byte(make_tier):
+    tier = make_tier()
+    for number in range(3):
+        tier.put(make_entry(number))
+    capacity = tier.usage().num_bytes
+    tier.delete_tenant("t")
+    tier = make_tier(capacity)
+    for number in range(3):
+        tier.put(make_entry(number))
+    assert tier.get(make_entry(0).header.key) and tier.touch(make_entry(1).header.key)
+    usage = tier.usage()
+    assert (usage.num_entries, usage.num_bytes, usage.num_evicted) == (3, capacity, 0)
+    tier.put(make_entry(3))
+    assert [n for n in range(4) if tier.may_have(make_entry(n).header.key)] == [0, 1, 3]
+    assert tier.usage().num_evicted == 1
+
+
 def test_a_touch_is_a_use(make_tier):
     clock = Clock()
     tier = make_tier(6000, clock=clock)

@@ -9,6 +9,7 @@ from tests.scheduler.test_scheduler import expected_output, make, request, run, 
 
 from ridgeline.core.kv_reuse import ReusedRange, reused_ranges
 from ridgeline.core.request import FinishReason
+from ridgeline.core.rounding import ceil_div
 from ridgeline.scheduler import Scheduler
 
 
@@ -81,6 +82,21 @@ def test_documents_are_taken_over_in_another_order_and_computed_once():
     assert sequence.num_cached_tokens == num_taken
     reuses = [each for plan in executor.plans for s in plan.passes[0].segments for each in s.reuses]
     assert [each.num_tokens for each in reuses[-3:]] == [r.stop - r.start for r in again.reused]
+
+
+def test_documents_are_held_until_they_are_taken_over_and_no_longer():
+    scheduler, executor = make(), FakeExecutor()
+    (sequence,) = scheduler.add(asked(0, documents(3), max_tokens=4))
+    (pool,) = scheduler.prefix_cache.pools
+    num_held = []
+
+    def each_step():
+        if sequence.num_output_tokens and not sequence.is_finished:
+            num_held.append(pool.num_blocks - pool.num_free)
+            assert num_held[-1] == ceil_div(len(sequence.token_ids) - 1, 4)
+
+    run(scheduler, executor, each_step=each_step)
+    assert len(num_held) == 3
 
 
 def test_two_who_wait_for_a_document_have_it_computed_once():

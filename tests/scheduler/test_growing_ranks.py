@@ -5,7 +5,8 @@ import random
 from tests.scheduler.simulation import Simulation, make_request
 
 from ridgeline.scheduler.growing_ranks import GrowingRanks
-from ridgeline.scheduler.policies import FairShare
+from ridgeline.scheduler.policies import FairShare, Priority
+from ridgeline.scheduler.waiting_queue import WaitingQueue
 
 
 def test_the_first_is_the_minimum_whatever_joins_leaves_and_grows():
@@ -33,6 +34,31 @@ def test_the_first_is_the_minimum_whatever_joins_leaves_and_grows():
                     assert first in members
                     assert ranks[first] == min(ranks[each] for each in members)
         assert len(lowest._heap) <= 2 * 300 + 65
+
+
+def test_the_head_of_a_queue_is_the_first_of_all_whoever_leaves():
+    """Many leave from the middle, so that lanes are cleared of them."""
+    rng = random.Random(0)
+    scheduler = Simulation(scheduling_policy="priority").scheduler
+    queue, waiting = WaitingQueue(Priority()), set()
+    for number in range(600):
+        more = {"priority": rng.randrange(3), "tenant": rng.choice("ab")}
+        (sequence,) = scheduler.add(make_request(number, 0.0, **more))
+        queue.push(sequence)
+        waiting.add(sequence)
+        while len(waiting) > 300 or (waiting and rng.random() < 0.3):
+            gone = rng.choice(sorted(waiting, key=queue.full_rank)[-50:])
+            queue.remove(gone)
+            waiting.remove(gone)
+        if number % 5 == 0:
+            assert queue.head() is min(waiting, key=queue.full_rank, default=None)
+            assert len(queue) == len(waiting) == sum(each in queue for each in waiting)
+            num_entries = sum(map(len, queue._lanes.values()))
+            assert num_entries <= 2 * len(waiting) + 64
+    while waiting:
+        queue.remove(head := min(waiting, key=queue.full_rank))
+        waiting.remove(head)
+    assert queue.head() is None and not queue
 
 
 def test_those_that_left_do_not_pile_up():

@@ -111,3 +111,13 @@ def test_a_curve_begins_at_one_token_and_never_takes_no_time(tokens, seconds, co
     refused = pytest.raises(ValueError, match="needs two steps")
     with nullcontext() if is_curve else refused:
         StepCurve(tokens=tokens, seconds=seconds, context_s=context_s)
+
+
+def test_a_curve_of_a_linear_predictor_says_the_same_of_decodes():
+    linear = LinearPredictor(pass_s=0.01, token_s=0.002, pair_s=1e-5)
+    curve = StepCurve.of_linear(linear)
+    for num_tokens, context in ((1, 0), (2, 30), (7, 500), (64, 0)):
+        seconds = linear.pass_s + linear.token_s * num_tokens + linear.pair_s * context
+        assert curve.step_s(num_tokens, context) == pytest.approx(seconds)
+        assert curve.slower(3.0).step_s(num_tokens, context) == pytest.approx(3 * seconds)
+    assert StepCurve.of_linear(LinearPredictor(pass_s=0.0, token_s=0.0)).step_s(9, 0) > 0

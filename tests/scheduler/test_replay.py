@@ -8,6 +8,7 @@ from tests.fakes import FakeExecutor
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.request import FinishReason, Request
+from ridgeline.core.rounding import ceil_div
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 from ridgeline.scheduler.replay import MAX_REPLAY_STEPS, Replay
@@ -97,6 +98,23 @@ def test_a_replay_that_comes_short_is_taken_up_again(max_in_flight):
         )
         assert outputs == expected
         assert longest(executor) > 4
+
+
+@pytest.mark.parametrize("length", range(1, 6))
+def test_a_replay_holds_the_blocks_that_it_writes_and_no_more(length):
+    config = SchedulerConfig(
+        max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=(16,),
+        windows=(None,), block_tokens=4, replay_s=10.0,
+    )  # fmt: skip
+    executor, scheduler = FakeExecutor(), Scheduler(config)
+    scheduler.add(replace(make_requests(0)[0], prompt_token_ids=(1,) * length, cache_key=None))
+    (pool,) = scheduler.prefix_cache.pools
+    while (plan := scheduler.schedule()) is not None:
+        (segment,) = plan.passes[0].segments
+        written = segment.stop + plan.passes[0].num_steps - 1
+        assert pool.num_blocks - pool.num_free == ceil_div(written, 4)
+        scheduler.update(plan, executor.submit(plan).result())
+    assert longest(executor) > 4
 
 
 def run_queue(requests, replay_s=10.0):

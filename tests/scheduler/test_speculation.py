@@ -12,12 +12,10 @@ from tests.fakes import FakeExecutor, next_token
 from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run, run_ahead
 
 from ridgeline.core.config import blocks_per_sequence
-from ridgeline.core.plan import ModelRole, Segment
+from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter
 from ridgeline.core.request import FinishReason
-from ridgeline.core.result import SegmentResult
 from ridgeline.core.rounding import ceil_div
-from ridgeline.kvcache import KVCacheManager, PrefixCache
 from ridgeline.scheduler import (
     DraftModel,
     DraftModelConfig,
@@ -26,7 +24,6 @@ from ridgeline.scheduler import (
     Speculation,
 )
 from ridgeline.scheduler import speculation as speculation_module
-from ridgeline.scheduler.sequence import Sequence
 
 
 class Oracle(Drafter):
@@ -228,6 +225,8 @@ def test_right_drafts_save_steps_and_are_counted():
     (sequence,) = scheduler.add(request(0, range(6), max_tokens=15))
     assert run(scheduler, executor) == 3
     assert sequence.drafts.drafted_at == sequence.drafts.accepted_at == [3, 3, 3, 3]
+    assert sequence.drafts.drafted_by_rank == sequence.drafts.accepted_by_rank == [12]
+    assert sequence.drafts.num_drafts == scheduler.speculation.figures().num_drafts == 3
     assert [segment.num_drafts for plan in executor.plans for segment in plan.passes[0].segments]
 
 
@@ -264,6 +263,7 @@ def test_trees_are_counted_by_depth():
     assert drafter.outcomes == [(2, 2)] * 5 + [(1, 0)]
     figures = scheduler.speculation.figures()
     assert (figures.drafted_at, figures.accepted_at) == ((6, 5), (5, 5))
+    assert (figures.num_drafts, sequence.drafts.num_drafts) == (6, 6)
 
 
 class Wrong(Oracle):
@@ -322,100 +322,6 @@ def test_the_end_within_an_accepted_run_cuts_it():
         assert sequence.output_token_ids == outputs[: place + 1]
         assert sequence.finish_reason is FinishReason.STOP
         assert sequence.stop_reason == outputs[place]
-
-
-def test_a_step_that_waits_for_drafts_takes_what_the_host_does_between_steps():
-    """As steps that are planned ahead do; what comes after a pause without work does not count."""
-
-    class Timed(Oracle):
-        def observe(self, plan, seconds):
-            observed.append(seconds)
-
-    time_is, observed = SimpleNamespace(now_s=0.0), []
-    scheduler = make(Timed(random.Random(0)), clock=lambda: time_is.now_s)
-    executor = FakeExecutor()
-    for number in range(2):
-        time_is.now_s += 100.0
-        scheduler.add(request(number, range(6), max_tokens=10))
-        while (plan := scheduler.schedule()) is not None:
-            result = executor.submit(plan).result()
-            time_is.now_s += 3.0
-            scheduler.update(plan, result)
-            time_is.now_s += 0.5
-        observed.append(None)
-    first, *others = observed[: observed.index(None)]
-    assert first == 3.0
-    assert others
-    assert set(others) == {3.5}
-    assert observed[observed.index(None) + 1] == 3.0
-
-
-class Counted(Drafter):
-    """Guesses the same tokens always, and notes what became of them."""
-
-    def __init__(self, *token_ids):
-        self._draft = Draft(token_ids=token_ids)
-        self.verified_counts, self.forced_counts, self.drawn = [], [], []
-
-    def start(self, slot, token_ids, namespace=None, *, tenant="", draw=GREEDY_DRAW): ...
-
-    def extend(self, slot, token_ids): ...
-
-    def finish(self, slot): ...
-
-    def propose(self, slot, max_tokens):
-        return self._draft
-
-    def verified(self, slot, draft, accepted):
-        self.verified_counts.append((len(draft.token_ids), len(accepted)))
-
-    def forced(self, slot, num_tokens):
-        self.forced_counts.append(num_tokens)
-
-    def see_drawn(self, slot, draft, drawn):
-        self.drawn += drawn
-
-
-@pytest.mark.parametrize(
-    ("num_valid", "forced", "expected", "seen"),
-    [(0, (), (3, 0), [9, -1, -1, -1]), (2, (), (3, 2), [1, 2, 9, -1]), (3, (7, 8), 2, [])],
-    ids=["all cut", "one cut", "forced"],
-)
-def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_them(
-    num_valid, forced, expected, seen
-):
-    constraint = SimpleNamespace(
-        advance=lambda _: None,
-        forced=lambda most: forced[:most],
-        valid=lambda tokens, _: range(min(num_valid, len(tokens))),
-    )
-    constraints = SimpleNamespace(prepare=lambda _: lambda: constraint)
-    drafter = Counted(1, 2, 3)
-    speculation = Speculation(drafter=drafter, max_tokens=4, constraints=constraints)
-    params = {"structured_outputs": {"regex": "a"}}
-    sequence = Sequence(
-        request=request(0, range(6), **params),
-        sample_index=0,
-        token_ids=list(range(6)),
-        kv=KVCacheManager(PrefixCache([1], [None], 4), max_length=4).new_sequence(
-            None, max_length=64
-        ),
-        max_length=64,
-        lane=(0, ""),
-        grammar=lambda: constraint,
-    )
-    sequence.slot = 0
-    speculation.start(sequence)
-    drafts = speculation.propose(sequence, 4, []).token_ids
-    assert drafts == (forced or (1, 2, 3)[:num_valid])
-    segment = Segment(
-        slot=0, start=5, stop=6 + len(drafts), token_ids=(5, *drafts), num_drafts=len(drafts)
-    )
-    tokens = (*drafts, 9)
-    outcome = SegmentResult(token_ids=tokens, accepted=tuple(range(len(drafts))), drawn=tokens)
-    speculation.verified(sequence, segment, outcome, tokens)
-    assert drafter.drawn == seen
-    assert drafter.verified_counts + drafter.forced_counts == [expected]
 
 
 def test_a_draft_model_behind_a_window_gives_blocks_up_while_it_catches_up():

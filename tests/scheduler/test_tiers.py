@@ -235,6 +235,23 @@ def test_saves_are_given_up_only_where_that_frees_a_block():
     assert scheduler.transfers.cancel_saves()
     assert scheduler.prefix_cache.pools[0].num_free > num_free
     scheduler.check_integrity()
+    assert not scheduler.transfers.is_busy
+    assert scheduler.transfers.stats.skipped_blocks == 4
+    for node in scheduler.prefix_cache.match(b"k" * 32, range(17)).nodes:
+        scheduler.transfers.save(node)  # what was given up may be saved the next time
+    run_saves(scheduler)
+    assert scheduler.num_tier_blocks == (4, 0)
+
+
+def test_entries_expire_where_transfers_are_made_without_a_thread():
+    executor, now_s = FakeExecutor(), [0.0]
+    tier = RamTier(10**6, ttl_s=10.0, clock=lambda: now_s[0])
+    scheduler = make_with_tiers(executor, [tier])
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    run_saves(scheduler)
+    for now_s[0], num_entries in ((9.0, 10), (10.0, 0)):
+        scheduler.idle()
+        assert tier.usage().num_entries == num_entries
 
 
 def test_what_a_victim_computed_is_saved_although_nothing_was_when_blocks_ran_out(monkeypatch):

@@ -61,7 +61,7 @@ class Outcomes:
             stop -= num_drafts
         if num_known < stop:  # a replay before it came short
             return self._drop(sequence, segment, outcome)
-        masked = outputs.masked and runs
+        masked = outputs.masked  # then it runs: none is preempted while a mask is in flight
         fits = num_known + len(tokens) < sequence.max_length
         if fits and not masked and sequence.stop_token_ids.isdisjoint(tokens):
             known_ids.extend(tokens)

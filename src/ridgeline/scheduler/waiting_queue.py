@@ -82,9 +82,7 @@ class WaitingQueue:
             del self._lanes[lane]
 
     def _compact(self) -> None:
-        for lane, entries in list(self._lanes.items()):
+        for entries in self._lanes.values():
             entries[:] = [entry for entry in entries if entry.sequence is not None]
             heapq.heapify(entries)
-            if not entries:
-                del self._lanes[lane]
         self._num_dead = 0

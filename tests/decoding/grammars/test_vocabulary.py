@@ -1,6 +1,7 @@
 """Grammars over every kind of tokenizer: whatever is allowed or forced is the text they ask for."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from tests.decoding.grammars.conftest import random_walk
@@ -8,7 +9,7 @@ from tests.text.tokenizer_kinds import write_folder
 
 from ridgeline.core.structured_outputs import StructuredOutputs
 from ridgeline.decoding.grammars import GrammarCompiler
-from ridgeline.decoding.grammars.vocabulary import grammar_vocabulary
+from ridgeline.decoding.grammars.vocabulary import _Source, grammar_vocabulary
 from ridgeline.text import IncrementalDetokenizer, Tokenizer
 
 CHOICES = [
@@ -79,3 +80,17 @@ def test_no_more_of_a_long_text_is_tokenized_than_a_step_takes(
         tokens += forced
     assert max(lengths) < 1100
     assert text_of(tokenizer, tokens) == text
+
+
+def test_a_text_is_tokenized_up_to_what_the_vocabulary_lacks():
+    words = {"a": 1, "ab": 2, "abc": 3, "<x>": 4, "c": 5}
+    texts = {index: text for text, index in words.items()}
+    tokenizer = SimpleNamespace(
+        encode=lambda *_, **__: [4],
+        token_bytes=lambda index: texts.get(index, "").encode(),
+        is_special=lambda index: index == 4,
+    )
+    source = _Source(tokenizer, 8, eos_token_id=4)
+    assert source("abcabac") == [3, 2, 1, 5]
+    assert source("ab?c") == [2]
+    assert source("<x>") == source("") == []

@@ -79,7 +79,7 @@ class DiskTier(LocalTier):
         return self._read(key, _read_entry)
 
     def touch(self, key: bytes) -> bool:
-        return self._read(key, lambda _: True) is not None  # it fails where the file is gone
+        return bool(self._read(key, lambda _: True))  # it fails where the file is gone
 
     def put(self, entry: Entry) -> None:
         key = entry.header.key

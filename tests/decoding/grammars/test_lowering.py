@@ -1,0 +1,139 @@
+"""Lowered schemas by themselves: `jsonschema` says of them what it says of the schemas they are of,
+and they have no keyword that llguidance lacks."""
+
+import itertools
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.decoding.grammars.test_lowered_schemas import CASES
+
+from ridgeline.decoding.grammars.patterns import matches_name
+from ridgeline.decoding.grammars.schemas import lowered_schema
+
+LOWERED = {"not", "if", "then", "else", "oneOf", "contains", "uniqueItems", "propertyNames"}
+LOWERED |= {"dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"}
+NAMES = ("a", "b", "c", "z")
+ITEMS = (None, True, False, 1, 2, 5, "", "a", "ab", "abc", [], {})
+LISTS = [list(each) for n in range(4) for each in itertools.product((1, "a", None), repeat=n)]
+OBJECTS = [
+    dict.fromkeys(names, value)
+    for count in range(len(NAMES) + 1)
+    for names in itertools.combinations(NAMES, count)
+    for value in (1, "a")
+]
+VALUES = [*ITEMS, *LISTS, *OBJECTS, [True, False], ["ab"], ["a", "ab"], {"a": 1, "b": "a"}]
+
+
+def is_valid_by(schema):
+    return jsonschema.Draft202012Validator(schema).is_valid
+
+
+def keywords_of(schema):
+    """Of a lowered schema; names of properties and definitions are none."""
+    if isinstance(schema, list):
+        return set().union(*map(keywords_of, schema))
+    if not isinstance(schema, dict):
+        return set()
+    found = set(schema)
+    for keyword, value in schema.items():
+        if keyword in ("properties", "patternProperties", "$defs"):
+            found |= keywords_of(list(value.values()))
+        elif keyword not in ("enum", "const"):
+            found |= keywords_of(value)
+    return found
+
+
+def test_a_lowered_schema_allows_what_the_schema_allows():
+    for schema, accepted, rejected in CASES:
+        lowered = lowered_schema(schema)
+        is_valid = is_valid_by(lowered)
+        assert [value for value in accepted if not is_valid(value)] == [], schema
+        assert [value for value in rejected if is_valid(value)] == [], schema
+        assert not keywords_of(lowered) & LOWERED, schema
+
+
+LEAVES = st.sampled_from(
+    [
+        *({"type": each} for each in ("string", "integer", "boolean", "null", "array", "object")),
+        {"type": ["string", "null"]},
+        {"const": "a"}, {"const": None}, {"enum": [1, "a", True]}, {"enum": ["a", "ab", []]},
+        {"enum": [False, [1], {"a": 1}]}, {"minimum": 2}, {"maximum": 1}, {"exclusiveMinimum": 1},
+        {"minLength": 2}, {"maxLength": 1}, {"pattern": "^a"}, {"minItems": 2}, {"maxItems": 1},
+        {"minProperties": 2}, {"maxProperties": 1}, {"required": ["a"]}, {"required": ["a", "b"]},
+        {"uniqueItems": True, "items": {"enum": [1, "a", None]}},
+        {"uniqueItems": True, "items": {"enum": [1, "a"]}, "minItems": 1, "maxItems": 2},
+        True, False, {},
+    ]
+)  # fmt: skip
+
+
+def compound(inner):
+    pairs = st.lists(inner, min_size=1, max_size=2)
+    of_names = st.dictionaries(st.sampled_from(NAMES[:3]), inner, max_size=3)
+    lists = st.lists(st.sampled_from(NAMES[:3]), max_size=2, unique=True)
+    needed = st.dictionaries(st.sampled_from(NAMES[:3]), lists, max_size=2)
+    return st.one_of(
+        st.builds(lambda key, each: {key: each}, st.sampled_from(["anyOf", "allOf"]), pairs),
+        st.fixed_dictionaries({"oneOf": pairs}),
+        st.fixed_dictionaries({"not": inner}),
+        st.fixed_dictionaries({"if": inner}, optional={"then": inner, "else": inner}),
+        st.fixed_dictionaries({"properties": of_names}, optional={"required": lists}),
+        st.fixed_dictionaries({"dependentSchemas": of_names}),
+        st.fixed_dictionaries({"dependentRequired": needed}),
+        st.fixed_dictionaries({"items": inner}),
+        st.fixed_dictionaries({"prefixItems": pairs}, optional={"items": inner}),
+        st.fixed_dictionaries({"contains": inner}),
+    )
+
+
+@given(st.recursive(LEAVES, compound, max_leaves=5))
+@settings(max_examples=100, deadline=None)
+def test_no_lowered_schema_allows_what_the_schema_refuses(schema):
+    lowered = lowered_schema(schema)
+    is_valid, is_allowed = is_valid_by(schema), is_valid_by(lowered)
+    assert [each for each in VALUES if is_allowed(each) and not is_valid(each)] == []
+    assert not keywords_of(lowered) & LOWERED
+
+
+COUNTS = st.none() | st.integers(0, 4)
+
+
+@given(
+    st.sets(st.sampled_from(NAMES[:3]), min_size=1),
+    st.lists(st.sampled_from(NAMES), max_size=3, unique=True),
+    COUNTS,
+    COUNTS,
+    st.sampled_from([None, False, True]),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_numbers_of_properties_are_those_of_the_schema(
+    names, required, least, most, additional, has_pattern
+):
+    limits = {
+        "minProperties": least,
+        "maxProperties": most,
+        "additionalProperties": additional,
+        "patternProperties": {"^z": {"type": "integer"}} if has_pattern else None,
+    }
+    properties = {name: {"type": "integer"} for name in sorted(names)}
+    schema = {"properties": properties, "required": required}
+    schema |= {name: value for name, value in limits.items() if value is not None}
+    is_valid, is_allowed = is_valid_by(schema), is_valid_by(lowered_schema(schema))
+    assert [each for each in VALUES if is_allowed(each) != is_valid(each)] == []
+
+
+@pytest.mark.parametrize("wanted", [{}, {"type": "string"}, {"description": "x"}, {"format": "x"}])
+def test_names_of_which_nothing_is_wanted_are_any(wanted):
+    assert lowered_schema({"propertyNames": wanted}) == {}
+
+
+def test_a_pattern_is_looked_for_in_a_name_where_that_is_quick():
+    assert matches_name("^a[0-9]+$", "a12") and matches_name("b", "abc")
+    assert matches_name("^a[0-9]+$", "b12") is False
+    assert matches_name("^(a|b)c$", "bc") is True
+    assert matches_name("(a+)+$", "a") is None  # takes long where the name does not match
+    assert matches_name("a+$", "a" * 300) is None
+    assert matches_name("[", "a") is None
