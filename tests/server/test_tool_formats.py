@@ -169,3 +169,31 @@ def test_allowed_tools_are_some_of_the_tools(http, path):
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tool_choice"
     assert "not in tools" in response.json()["error"]["message"]
+
+
+def test_a_deferred_tool_is_told_of_where_a_result_refers_to_it(model, http, served):
+    asked = model(MESSAGES, HERMES_CALL)
+    tools = [
+        {"name": "find", "input_schema": {"type": "object"}},
+        {"name": "f", "input_schema": TOOL, "defer_loading": True},
+    ]
+    body = {"tools": tools, "max_tokens": 8, "messages": [{"role": "user", "content": "the cat"}]}
+    use = {"type": "tool_use", "id": "a", "name": "find", "input": {}}
+    reference = {"type": "tool_reference", "tool_name": "f"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [reference]}
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    found = body | {"messages": body["messages"] + turns}
+    for each in (body, found):
+        answer = http.post("/v1/messages", json=each)
+        assert answer.status_code == 200, answer.text
+        (call,) = answer.json()["content"]
+        assert (call["name"], call["input"]) == ("f", {"n": 5, "text": "5"})
+    before, after = [served.server.tokenizer.decode(request.prompt) for request in asked]
+    assert after.startswith(before)
+    assert ['"name": "f"' in each for each in (before, after)] == [False, True]
+    for wrong, words in (
+        (found | {"tools": tools[:1]}, "there is no 'f' in tools"),
+        (body | {"tools": tools[1:]}, "without defer_loading"),
+    ):
+        answer = http.post("/v1/messages", json=wrong)
+        assert (answer.status_code, words in answer.json()["error"]["message"]) == (400, True)

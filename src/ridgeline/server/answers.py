@@ -316,7 +316,7 @@ async def prompt_of(call: Call, conversation: ChatInput) -> str:
     """The rendered prompt; tools are put into words if the template knows none."""
     server = call.server
     source = server.template_source
-    tools = conversation.offered_tools
+    tools = conversation.told_tools
     messages = with_template_ids(conversation.messages, source)
     knows_tools = server.template_knows_tools
     if not knows_tools and (tools or "tool_calls" not in source):

@@ -20,11 +20,15 @@ _INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A function that the model may call; ``parameters`` is a JSON Schema."""
+    """A function that the model may call; ``parameters`` is a JSON Schema.
+
+    ``is_deferred``: the model is told of it by a message, not before all of them.
+    """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    is_deferred: bool = False
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
@@ -63,6 +67,8 @@ class ChatInput:
         names = [tool.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise bad_request("Two tools have the same name.", "tools")
+        if names and all(tool.is_deferred for tool in self.tools):
+            raise bad_request("One tool must be there without defer_loading.", "tools")
         for tool in self.tools:
             kind = tool.arguments_schema["type"]
             if "object" not in (kind if isinstance(kind, list) else [kind]):
@@ -74,8 +80,8 @@ class ChatInput:
 
     @property
     def offered_tools(self) -> tuple[ToolSpec, ...]:
-        """The tools that the model is told of: where a grammar says which it calls, all of them, so
-        that the beginning of the prompt stays in the cache whichever are allowed."""
+        """The tools whose calls are read: all of them where a grammar says which is called, so that
+        the beginning of the prompt stays in the cache whichever are allowed."""
         match self.choice:
             case "none":
                 return ()
@@ -83,6 +89,11 @@ class ChatInput:
                 return self.callable
             case "required":
                 return self.tools
+
+    @property
+    def told_tools(self) -> tuple[ToolSpec, ...]:
+        """Those of them that the prompt begins with."""
+        return tuple(tool for tool in self.offered_tools if not tool.is_deferred)
 
     @property
     def continued_text(self) -> str:

@@ -1,5 +1,6 @@
 """Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -94,8 +95,17 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
     turns: list[dict[str, Any]] = []
     if request.system:
         turns.append({"role": "system", "content": _text(request.system, "system")})
+    tools = [
+        ToolSpec(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.input_schema,
+            is_deferred=bool(tool.defer_loading),
+        )
+        for tool in request.tools or ()
+    ]
     for index, message in enumerate(request.messages):
-        turns += _turns(message, f"messages[{index}]")
+        turns += _turns(message, f"messages[{index}]", tools)
     for edit in request.context_management.edits if request.context_management else ():
         _clear_thinking(turns, edit)
     choice = request.tool_choice
@@ -108,10 +118,7 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
         variables["reasoning_effort"] = request.output_config.effort
     return ChatInput(
         messages=turns,
-        tools=tuple(
-            ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema)
-            for tool in request.tools or ()
-        ),
+        tools=tuple(tools),
         choice="auto" if choice is None else _CHOICES[choice.type],
         allowed=None if forced is None else (forced,),
         parallel_calls=choice is None or not choice.disable_parallel_tool_use,
@@ -130,7 +137,7 @@ def _clear_thinking(turns: Sequence[dict[str, Any]], edit: ContextEdit) -> None:
             del turn["reasoning_content"]
 
 
-def _turns(message: InputMessage, where: str) -> list[dict[str, Any]]:
+def _turns(message: InputMessage, where: str, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Template inputs of one turn; each tool result is a message of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
@@ -154,7 +161,7 @@ def _turns(message: InputMessage, where: str) -> list[dict[str, Any]]:
                 {
                     "role": "tool",
                     "tool_call_id": block.tool_use_id,
-                    "content": _text(block.content or "", where),
+                    "content": _text(block.content or "", where, tools),
                 }
             )
         elif block.type != "redacted_thinking":
@@ -169,16 +176,31 @@ def _turns(message: InputMessage, where: str) -> list[dict[str, Any]]:
     return turns
 
 
-def _text(content: str | list[Block] | list[Any], where: str) -> str:
+def _text(
+    content: str | list[Block] | list[Any], where: str, tools: Sequence[ToolSpec] | None = None
+) -> str:
+    """A system message, or a tool's result, which may refer to ``tools``."""
     if isinstance(content, str):
         return content
+    readable = (
+        {"text": "text"} if tools is None else {"text": "text", "tool_reference": "tool_name"}
+    )
     parts = []
     for item in content:
         block = item if isinstance(item, Block) else _result_block(item, where)
-        if block.type != "text" or block.text is None:
-            raise _not_read(block, where, {"text": "text"})
-        parts.append(block.text)
+        value = getattr(block, readable.get(block.type, ""), None)
+        if value is None:
+            raise _not_read(block, where, readable)
+        parts.append(value if block.type == "text" else _definition(value, where, tools or ()))
     return "\n".join(parts)
+
+
+def _definition(name: str, where: str, tools: Sequence[ToolSpec]) -> str:
+    """What a prompt would begin with, were the tool not deferred."""
+    tool = next((tool for tool in tools if tool.name == name), None)
+    if tool is None:
+        raise bad_request(f"{where}: there is no {name[:80]!r} in tools.", where)
+    return json.dumps(tool.as_template_input(), ensure_ascii=False)
 
 
 def _document(block: Block, where: str) -> str:

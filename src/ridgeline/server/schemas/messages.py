@@ -15,7 +15,8 @@ from ridgeline.server.schemas.generation import (
 
 
 class Block(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a message: text, thinking, tool_use, tool_result, or a document that is text.
+    """A piece of a message: text, thinking, tool_use, tool_result, or a document that is text; and
+    of a tool's result: text, or a tool_reference.
 
     ``cache_control``, ``citations``, ``signature`` and ``is_error`` are inert.
     """
@@ -29,6 +30,7 @@ class Block(Struct, forbid_unknown_fields=True, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
+    tool_name: str | None = None
     content: str | list[Any] | None = None
     is_error: bool | None = None
     source: Any = None
@@ -57,6 +59,7 @@ class InputMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 class MessagesTool(Struct, forbid_unknown_fields=True, kw_only=True):
     """A function that the model may call; ``input_schema`` is a JSON Schema.
 
+    One with ``defer_loading`` is told where a tool_reference names it.
     ``strict``, ``cache_control`` and ``eager_input_streaming`` are inert.
     """
 
@@ -67,6 +70,7 @@ class MessagesTool(Struct, forbid_unknown_fields=True, kw_only=True):
     strict: bool | None = None
     cache_control: Any = None
     eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
 
 
 class MessagesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
