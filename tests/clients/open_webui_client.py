@@ -15,7 +15,7 @@ import time
 import httpx
 
 QUESTION = [{"role": "user", "content": "What does str.join do?"}]
-START_S = 240
+START_S = 800  # the first start compiles some thousand modules
 
 
 def expect(name, holds, shown=""):
