@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -52,21 +53,18 @@ class RouterThread:
 
 @contextmanager
 def engines_of(folder, key_file, count):
-    """Real engines, and how another one is started."""
-    started = []
-
-    def start():
-        server = ServeProcess(
-            locate_model(None), folder / f"engine-{len(started)}",
+    """Real engines."""
+    started = [
+        ServeProcess(
+            locate_model(None), folder / f"engine-{number}",
             "--router-key-file", str(key_file), "--no-log-requests",
-        )  # fmt: skip
-        started.append(server)
-        return server
-
+        )
+        for number in range(count)
+    ]  # fmt: skip
     try:
-        for server in [start() for _ in range(count)]:
+        for server in started:
             server.wait_ready()
-        yield started, start
+        yield started
     finally:
         for server in started:
             server.close()
@@ -86,8 +84,8 @@ def routed(engines, key_file):
 def test_engines_come_and_go_under_load_and_nothing_is_lost(tmp_path, key_file):
     """One is drained; of another the streams that it has go on elsewhere at once."""
     with (
-        engines_of(tmp_path, key_file, 2) as (engines, start),
-        routed(engines, key_file) as thread,
+        engines_of(tmp_path, key_file, 4) as engines,
+        routed(engines[:2], key_file) as thread,
         httpx.Client(base_url=thread.url, timeout=60) as client,
         ThreadPoolExecutor(4) as threads,
     ):
@@ -104,10 +102,8 @@ def test_engines_come_and_go_under_load_and_nothing_is_lost(tmp_path, key_file):
 
         running = [threads.submit(ask, name) for name in CASES]
         try:
-            for drain_s in (30.0, 0.0):
-                leaving, engine = engines[-1], router.engines[1]
-                coming = start()
-                coming.wait_ready()
+            for (leaving, coming), drain_s in zip(pairwise(engines[1:]), (30.0, 0.0), strict=True):
+                engine = router.engines[1]
                 assert thread.call(router.add_engine(coming.url)).is_up
                 while not (drain_s or engine.attempts):  # some to be moved
                     time.sleep(0.001)
