@@ -6,6 +6,7 @@ from pathlib import Path
 from ridgeline.cli.display import output_console, resumable_run
 from ridgeline.cli.model_quality import add_quality_options, print_quality, quality_documents
 from ridgeline.cli.options import Parser, add_settings, given_settings
+from ridgeline.cli.training_ranks import add_ranks_option, is_launcher, run_on_ranks
 from ridgeline.compress.recipe import EMBEDDED
 from ridgeline.compress.training_recipe import TrainingRecipe
 from ridgeline.core.errors import InvalidRequestError
@@ -26,7 +27,7 @@ def add_options(parser: Parser) -> None:
 
 
 def add_training_options(parser: Parser) -> None:
-    """Every field of `TrainingRecipe`, and the text to train on."""
+    """Every field of `TrainingRecipe`, the text to train on, and --ranks."""
     add_settings(parser, TrainingRecipe, title="training", shown=True)
     parser.add_argument(
         "--train-text",
@@ -35,16 +36,20 @@ def add_training_options(parser: Parser) -> None:
         help="text, JSONL of texts or conversations, or a folder of them; default: embedded, 90 KB "
         "of Python and English, which is little",
     )
+    add_ranks_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print what it gave."""
+    recipe = training_recipe(arguments)
+    if is_launcher(arguments, recipe):
+        return run_on_ranks(arguments)
     # After parsing: these bring torch, which --help does not need.
     from ridgeline.compress.calibration import training_text
     from ridgeline.compress.layers import LayeredModel
+    from ridgeline.compress.ranks import joined_ranks
     from ridgeline.compress.training import distill
 
-    recipe = training_recipe(arguments)
     offline = arguments.offline
     student = LayeredModel.open(_name(arguments.model), offline=offline)
     teacher = None
@@ -53,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     documents = quality_documents(student, arguments)
     text = training_text(arguments.train_text, student.loaded)
     text.check_apart(documents)
-    with resumable_run(arguments.out) as progress:
+    with joined_ranks(arguments.ranks) as ranks, resumable_run(arguments.out) as progress:
         report = distill(
             student,
             teacher,
@@ -61,8 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
             recipe,
             text,
             resume=arguments.resume,
-            progress=progress,
+            progress=progress if ranks.is_first else None,
+            ranks=ranks,
         )
+    if report is None:
+        return 0
     output_console().print(
         f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights, {recipe.steps} steps of "
         f"{recipe.step_tokens:,} tokens ({text.source}: {len(text.tokens):,}), loss "

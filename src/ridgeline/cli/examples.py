@@ -63,6 +63,7 @@ EXAMPLES = {
     ),
     "distill": (
         "ridgeline distill qwen-small --teacher Qwen/Qwen3-0.6B -o qwen-healed --train-text texts",
+        "ridgeline distill qwen-small --teacher Qwen/Qwen3-0.6B -o qwen-healed --ranks 2",
     ),
     "train-adapter": (
         "ridgeline train-adapter Qwen/Qwen3-0.6B -o adapter --context system-prompt.txt",

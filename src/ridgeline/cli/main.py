@@ -139,6 +139,7 @@ def _parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     """What the words mean, for which the command's modules are imported."""
     with no_collection():
         arguments = parser.parse_args(words)
+        arguments.command_line = words
         apply_environment(arguments)
         apply_config_file(arguments)
         return arguments

@@ -4,10 +4,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ridgeline.cli.display import output_console, resumable_run
 from ridgeline.cli.distill import add_training_options
 from ridgeline.cli.options import Parser, given_settings
 from ridgeline.cli.text_lines import read_texts
+from ridgeline.cli.training_ranks import is_launcher, run_on_ranks
 from ridgeline.compress.training_recipe import TrainingRecipe
 from ridgeline.core.errors import DiskError, InvalidRequestError
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from ridgeline.compress.adapters import AdaptedModel
     from ridgeline.compress.batches import WindowStream
     from ridgeline.compress.context import Example
+    from ridgeline.compress.ranks import TrainingRanks
 
 _UNSEEN = 5  # of so many questions one is held out
 _CONTEXT_OPTIONS = ("questions", "num_questions", "answer_tokens")
@@ -65,7 +69,25 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print what it gave."""
-    # After parsing: these bring torch, which --help does not need.
+    recipe = _recipe(arguments)
+    if is_launcher(arguments, recipe):
+        return run_on_ranks(arguments)
+    # After parsing: this brings torch, which --help does not need.
+    from ridgeline.compress.ranks import joined_ranks
+
+    with joined_ranks(arguments.ranks) as ranks:
+        told = _trained(arguments, recipe, ranks)
+    if ranks.is_first:
+        console = output_console()
+        for line in told:
+            console.print(line, markup=False, soft_wrap=True)
+    return 0
+
+
+def _trained(
+    arguments: argparse.Namespace, recipe: TrainingRecipe, ranks: "TrainingRanks"
+) -> list[str]:
+    """What to tell of the run; the first rank alone has all of it."""
     from ridgeline.compress.adapters import AdaptedModel
     from ridgeline.compress.block_model import next_token_loss, training_dtype
     from ridgeline.compress.calibration import training_text
@@ -73,17 +95,16 @@ def run(arguments: argparse.Namespace) -> int:
     from ridgeline.compress.layers import LayeredModel
     from ridgeline.compress.training import text_stream
 
-    recipe = _recipe(arguments)
     model = LayeredModel.open(arguments.model, offline=arguments.offline)
     text = training_text(arguments.train_text, model.loaded)
     windows = text_stream(text, recipe)
-    adapted = AdaptedModel(model, arguments.rank, recipe.seed)
+    adapted = AdaptedModel(model, arguments.rank, recipe.seed, ranks)
     dtype = training_dtype(model.loaded.model.ops)
     identity: dict[str, object] = {"text": text.digest, "context": None}
     seen: list[Example] = []
     unseen: list[Example] = []
     if arguments.context is not None:
-        examples = _examples(arguments, recipe)
+        examples = _examples(arguments, recipe, ranks)
         unseen = examples[_UNSEEN - 1 :: _UNSEEN] or examples[-1:]
         seen = [each for each in examples if each not in unseen]
         identity["context"] = digest(examples)
@@ -95,19 +116,17 @@ def run(arguments: argparse.Namespace) -> int:
             recipe,
             ExampleStream(seen, windows, recipe.micro_batch_tokens) if seen else windows,
             resume=arguments.resume,
-            progress=progress,
+            progress=progress if ranks.is_first else None,
         )
-    console = output_console()
-    console.print(
+    told = [_measured(adapted, unseen, windows)] if unseen else []
+    if report is None:
+        return told
+    return [
         f"{report.path}: {report.weights_bytes / 1e6:,.2f} MB, rank {adapted.rank}, "
         f"{recipe.steps} steps, loss {report.first_loss:.4f} at first and {report.last_loss:.4f} "
         "at last",
-        markup=False,
-        soft_wrap=True,
-    )
-    if unseen:
-        console.print(_measured(adapted, unseen, windows), markup=False, soft_wrap=True)
-    return 0
+        *told,
+    ]
 
 
 def _recipe(arguments: argparse.Namespace) -> TrainingRecipe:
@@ -130,8 +149,19 @@ def _recipe(arguments: argparse.Namespace) -> TrainingRecipe:
     return TrainingRecipe(**given)
 
 
-def _examples(arguments: argparse.Namespace, recipe: TrainingRecipe) -> "list[Example]":
-    """What the model says behind the context."""
+def _examples(
+    arguments: argparse.Namespace, recipe: TrainingRecipe, ranks: "TrainingRanks"
+) -> "list[Example]":
+    """What the model says behind the context, which the first rank asks."""
+    from ridgeline.compress.context import Example
+
+    def written() -> str:
+        return msgspec.json.encode(_written_examples(arguments, recipe)).decode()
+
+    return msgspec.json.decode(ranks.text_of_first(written), type=list[Example])
+
+
+def _written_examples(arguments: argparse.Namespace, recipe: TrainingRecipe) -> "list[Example]":
     from ridgeline.compress.context import write_examples
     from ridgeline.engine.llm import LLM
 

@@ -5,15 +5,23 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import ridgeline
 from ridgeline.compress.batches import BatchStream
-from ridgeline.compress.block_model import BlockModel, LowRankView
+from ridgeline.compress.block_model import BlockModel, LowRankView, Sequences
 from ridgeline.compress.layers import LayeredModel
-from ridgeline.compress.output import OutputFolder
 from ridgeline.compress.pretrain import LossFunction
 from ridgeline.compress.quantize import check_source
-from ridgeline.compress.training import StepProgress, TrainingReport, all_weights, run_training
+from ridgeline.compress.ranks import ALONE, TrainingRanks, full_rows
+from ridgeline.compress.training import (
+    StepProgress,
+    TrainingReport,
+    mean_losses,
+    report,
+    run_training,
+    shared_folder,
+)
 from ridgeline.compress.training_recipe import TrainingRecipe
 from ridgeline.core.arrays import Array
 from ridgeline.core.errors import UnsupportedModelError
@@ -34,17 +42,23 @@ class AdaptedModel:
         UnsupportedModelError: it is quantized, or none of its matrices is a tensor by itself.
     """
 
-    def __init__(self, source: LayeredModel, rank: int, seed: int) -> None:
+    def __init__(
+        self, source: LayeredModel, rank: int, seed: int, ranks: TrainingRanks = ALONE
+    ) -> None:
         check_source(source)
-        self.source, self.rank = source, rank
+        self.source, self.rank, self._ranks = source, rank, ranks
         self._modules = _modules(source)
-        weights, generator = all_weights(source), torch.Generator().manual_seed(seed)
-        ops = source.loaded.model.ops
-        self.base = BlockModel(ops, weights, is_trained=lambda _: False)
-        self._views = {
-            name: LowRankView(weights[name], rank, 1.0, generator) for name in self._modules
-        }
-        self.adapted = BlockModel(ops, weights, is_trained=lambda _: False, views=self._views)
+        generator = torch.Generator().manual_seed(seed)
+
+        def view(name: str, weight: Tensor) -> LowRankView | None:
+            return LowRankView(weight, rank, 1.0, generator) if name in self._modules else None
+
+        self.adapted = BlockModel(source, view=view, ranks=ranks)
+
+    def base(self, sequences: Sequences) -> Tensor:
+        """Logits of the model as it is."""
+        logits: Tensor = self.adapted(sequences, bare=True)
+        return logits
 
     def train(
         self,
@@ -56,16 +70,18 @@ class AdaptedModel:
         *,
         resume: bool = False,
         progress: StepProgress | None = None,
-    ) -> TrainingReport:
-        """Train the adapter and write it to the new folder ``out``.
+    ) -> TrainingReport | None:
+        """Train the adapter and write it to the new folder ``out``; the first rank has the report.
 
         ``identity`` names what beside model and recipe decides the bytes. Of a folder that is
         complete already, the adapter is not read back.
 
         Raises:
-            SettingsError: ``out`` exists, or is to be gone on with and is from something else.
+            SettingsError: ``out`` exists, or is to be gone on with and is from something else; the
+                ranks do not share a step's micro-batches equally.
             DiskError: a file cannot be read or written.
         """
+        recipe.check_shares(self._ranks.count)
         whole = {
             "ridgeline": ridgeline.__version__,
             "training": asdict(recipe),
@@ -73,26 +89,28 @@ class AdaptedModel:
             "model": content_digest([self.source.stored.path]),
             **identity,
         }
-        folder = OutputFolder(out, whole, resume=resume, config_name=ADAPTER_CONFIG_NAME)
-        if not folder.is_complete:
-            losses = run_training(self.adapted, loss, recipe, stream, folder, progress)
-            if not folder.num_done:
-                folder.add_shard(_FILE, self._tensors(), losses)
-            folder.commit(self._config())
-        (losses,) = folder.notes
-        return TrainingReport(
-            path=out,
-            first_loss=losses["first"],
-            last_loss=losses["last"],
-            num_tokens=recipe.steps * recipe.step_tokens,
-            weights_bytes=folder.weights_bytes,
+        folder = shared_folder(
+            out, whole, self._ranks, resume=resume, config_name=ADAPTER_CONFIG_NAME
         )
+        if not folder.is_complete:
+            run_training(self.adapted, loss, recipe, stream, folder, progress, self._ranks)
+            tensors = self._tensors()
+            if self._ranks.is_first:
+                if not folder.num_done:
+                    folder.add_shard(_FILE, tensors, mean_losses(folder, recipe))
+                folder.commit(self._config())
+        return report(folder, recipe) if self._ranks.is_first else None
 
     def _tensors(self) -> dict[str, Array]:
         found: dict[str, Array] = {}
-        for name, module in self._modules.items():
-            for part, matrix in (("A", self._views[name].down), ("B", self._views[name].up)):
-                found[f"base_model.model.{module}.lora_{part}.weight"] = as_array(matrix)
+        for name, parameter in self.adapted.named_parameters():
+            if parameter.requires_grad:
+                *_, weight, part = name.split(".")
+                module = self._modules[weight.replace("/", ".")]
+                letter = {"down": "A", "up": "B"}[part]
+                found[f"base_model.model.{module}.lora_{letter}.weight"] = as_array(
+                    full_rows(parameter)
+                )
         return found
 
     def _config(self) -> dict[str, object]:

@@ -7,7 +7,7 @@ is. Shapes: A tokens of an answer, V vocabulary.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,15 +18,18 @@ from torch.nn import functional
 
 from ridgeline.compress.adapters import AdaptedModel
 from ridgeline.compress.batches import WindowStream
-from ridgeline.compress.block_model import BlockModel
+from ridgeline.compress.block_model import Sequences
 from ridgeline.compress.distill import divergences
-from ridgeline.compress.pretrain import LossFunction
+from ridgeline.compress.pretrain import LossFunction, autocast
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.evaluation import Document
 
 if TYPE_CHECKING:
     from ridgeline.engine.llm import LLM
+
+Logits = Callable[[Sequences], Tensor]
+"""Logits ``[T, V]`` of sequences, one behind the other."""
 
 UNRELATED_SHARE = 0.2  # of the batches
 _ASK = "Ask one short question about what you were told above."
@@ -134,7 +137,7 @@ def context_loss(
     """Mean KL in nats: of answers to the prompted model, of other text to the model as it is."""
 
     def loss(ids: Tensor, _: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        with autocast(dtype):
             if ids.ndim == 1:
                 return answer_divergence(
                     model.base, model.adapted, [examples[number] for number in ids.tolist()]
@@ -146,7 +149,7 @@ def context_loss(
 
 @torch.no_grad()
 def measured_divergences(
-    model: AdaptedModel, examples: Sequence[Example], other: Sequence[Sequence[int]]
+    model: AdaptedModel, examples: Sequence[Example], other: Sequences
 ) -> tuple[float, float, float]:
     """In float32: of answers without context, of those with the adapter, and of other text."""
     bare = float(answer_divergence(model.base, model.base, examples))
@@ -154,7 +157,7 @@ def measured_divergences(
     return bare, found, float(text_divergence(model.base, model.adapted, other))
 
 
-def answer_divergence(base: BlockModel, adapted: BlockModel, examples: Sequence[Example]) -> Tensor:
+def answer_divergence(base: Logits, adapted: Logits, examples: Sequence[Example]) -> Tensor:
     """Mean over the answers' tokens of KL(base behind the context ‖ adapted without it)."""
     with torch.no_grad():
         wanted = _answer_logits(base, [(each.prompted, each.answer) for each in examples])
@@ -162,13 +165,11 @@ def answer_divergence(base: BlockModel, adapted: BlockModel, examples: Sequence[
     return _mean_divergence(wanted, got)
 
 
-def text_divergence(
-    base: BlockModel, adapted: BlockModel, sequences: Sequence[Sequence[int]]
-) -> Tensor:
+def text_divergence(base: Logits, adapted: Logits, sequences: Sequences) -> Tensor:
     """Mean of KL(base ‖ adapted) over the tokens of texts."""
     with torch.no_grad():
-        wanted = base.logits(sequences)
-    got = adapted.logits(sequences)
+        wanted = base(sequences)
+    got = adapted(sequences)
     return _mean_divergence(wanted, got)
 
 
@@ -177,9 +178,9 @@ def _mean_divergence(wanted_TV: Tensor, got_TV: Tensor) -> Tensor:
     return divergences(wanted, got).mean()
 
 
-def _answer_logits(model: BlockModel, pairs: Sequence[tuple[Document, Document]]) -> Tensor:
+def _answer_logits(model: Logits, pairs: Sequence[tuple[Document, Document]]) -> Tensor:
     """Logits ``[A, V]`` of every token of the answers, from the tokens before each."""
-    logits = model.logits([(*prompt, *answer) for prompt, answer in pairs])
+    logits = model([(*prompt, *answer) for prompt, answer in pairs])
     rows, first = [], 0
     for prompt, answer in pairs:
         start = first + len(prompt) - 1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ridgeline.compress.pretrain import LossFunction
+from ridgeline.compress.pretrain import LossFunction, autocast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +29,18 @@ def distillation_loss(
 ) -> LossFunction:
     """Mean loss per token in nats (Hinton 2015, at temperature 1: what acceptance depends on).
 
-    Both give logits ``[B, S, V]`` of token ids ``[B, S]``. Matrix products are in ``dtype``,
-    distributions in float32.
+    Both give logits of token ids ``[B, S]``, ``[B, S, V]`` or ``[T, V]``. Matrix products are in
+    ``dtype``, distributions in float32.
     """
     teacher.eval().requires_grad_(False)
 
     def loss(ids_BS: Tensor, next_BS: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        with autocast(dtype):
             with torch.no_grad():
                 wanted_BSV = teacher(ids_BS)
             got_BSV = student(ids_BS)
-        wanted = functional.log_softmax(wanted_BSV.float(), dim=-1).flatten(0, 1)
-        got = functional.log_softmax(got_BSV.float(), dim=-1).flatten(0, 1)
+        wanted = functional.log_softmax(wanted_BSV.float(), dim=-1).flatten(0, -2)
+        got = functional.log_softmax(got_BSV.float(), dim=-1).flatten(0, -2)
         divergence = divergences(wanted, got, config.top_k).mean()
         entropy = functional.nll_loss(got, next_BS.reshape(-1))
         return config.kl_share * divergence + (1 - config.kl_share) * entropy

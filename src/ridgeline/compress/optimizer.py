@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ridgeline.compress.ranks import own_rows
+
 # Quintic steps of Polar Express (Amsel et al. 2025, arXiv 2505.16932), for a norm below 1.02.
 _POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -48,7 +50,8 @@ class MuonAdam:
     """Muon (Jordan et al. 2024) on decoder matrices, AdamW on embeddings and norms.
 
     ``step`` changes the parameters and ``state``; ``state`` maps a name to a float32 tensor, so
-    that a checkpoint is one safetensors file.
+    that a checkpoint is one safetensors file. Of parameters that are cut over ranks it is cut
+    alike; Adam alone trains those.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
@@ -56,7 +59,8 @@ class MuonAdam:
         self.state: dict[str, Tensor] = {}
         self.others: dict[str, nn.Parameter] = {}
         self.matrices: dict[torch.Size, dict[str, nn.Parameter]] = {}
-        for name, parameter in model.named_parameters():
+        trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+        for name, parameter in trained:
             is_matrix = parameter.ndim == 2 and "embed_tokens" not in name
             if config.muon and is_matrix:
                 self.matrices.setdefault(parameter.shape, {})[name] = parameter
@@ -98,10 +102,11 @@ class MuonAdam:
         if parameter.grad is None:  # it had no part in the loss: experts without a token
             return
         beta1, beta2 = self.config.betas
-        mean, square = self.state[f"{name}.mean"], self.state[f"{name}.square"]
-        mean.lerp_(parameter.grad, 1 - beta1)
-        square.lerp_(parameter.grad.square(), 1 - beta2)
+        mean, square = (own_rows(self.state[f"{name}.{each}"]) for each in ("mean", "square"))
+        grad = own_rows(parameter.grad)
+        mean.lerp_(grad, 1 - beta1)
+        square.lerp_(grad.square(), 1 - beta2)
         corrected = mean / (1 - beta1 ** (number + 1))
         rms = (square / (1 - beta2 ** (number + 1))).sqrt_().add_(self.config.eps)
-        parameter.addcdiv_(corrected, rms, value=-self.config.other_lr * lr_scale)
+        own_rows(parameter).addcdiv_(corrected, rms, value=-self.config.other_lr * lr_scale)
         parameter.grad = None

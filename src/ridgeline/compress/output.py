@@ -75,6 +75,11 @@ class OutputFolder:
         return (self.path / self._config_name).exists()
 
     @property
+    def tensors(self) -> frozenset[str]:
+        """The names of all tensors so far."""
+        return frozenset(name for shard in self._done for name in shard["bytes"])
+
+    @property
     def weights_bytes(self) -> int:
         """Of all tensors so far."""
         return sum(size for shard in self._done for size in shard["bytes"].values())

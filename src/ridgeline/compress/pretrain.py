@@ -2,21 +2,26 @@
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ridgeline.compress.batches import BatchStream
 from ridgeline.compress.cross_entropy import cross_entropy
 from ridgeline.compress.optimizer import MuonAdam, OptimizerConfig
+from ridgeline.compress.ranks import ALONE, TrainingRanks, full_rows, own_rows
 from ridgeline.compress.trainable import TrainableLlama
+from ridgeline.kernels.tensors import as_array
+from ridgeline.weights.safetensors_writer import SafetensorsTensor, write_tensors
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+_CHECKPOINT_NAME = "checkpoint.safetensors"
 _METRICS_NAME = "metrics.jsonl"
 
 
@@ -65,6 +70,12 @@ def fast_dtype() -> torch.dtype:
     return torch.bfloat16 if has_bf16 else torch.float32
 
 
+def autocast(dtype: torch.dtype) -> torch.autocast:
+    """Within, products are in ``dtype``. No cast of a weight is kept for another use: a model's
+    would lie beside it until the end."""
+    return torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False)
+
+
 def next_token_loss(model: TrainableLlama, dtype: torch.dtype = torch.float32) -> LossFunction:
     """Mean cross-entropy of the next token, in nats; matrix products are in ``dtype``.
 
@@ -72,7 +83,7 @@ def next_token_loss(model: TrainableLlama, dtype: torch.dtype = torch.float32) -
     """
 
     def loss(ids_BS: Tensor, next_BS: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        with autocast(dtype):
             hidden_TD = model.model(ids_BS).flatten(0, 1)
         return cross_entropy(
             hidden_TD=hidden_TD.to(dtype),
@@ -83,39 +94,73 @@ def next_token_loss(model: TrainableLlama, dtype: torch.dtype = torch.float32) -
     return loss
 
 
-def read_schedule(folder: Path, default: Schedule) -> Schedule:
+def read_schedule(folder: Path, default: Schedule, ranks: TrainingRanks = ALONE) -> Schedule:
     """The schedule in ``schedule.json``, which may be edited while the run goes on."""
-    file = folder / "schedule.json"
-    if not file.exists():
-        file.write_text(json.dumps(asdict(default)) + "\n", encoding="utf-8")
-    return Schedule(**json.loads(file.read_text(encoding="utf-8")))
+    file, schedule = folder / "schedule.json", default
+    if ranks.is_first:
+        if not file.exists():
+            file.write_text(json.dumps(asdict(default)) + "\n", encoding="utf-8")
+        schedule = Schedule(**json.loads(file.read_text(encoding="utf-8")))
+    *steps, final_scale = ranks.of_first(astuple(schedule))
+    warmup, stable, decay = map(int, steps)
+    return Schedule(
+        warmup_steps=warmup, stable_steps=stable, decay_steps=decay, final_scale=final_scale
+    )
 
 
 def save_checkpoint(
-    *, folder: Path, model: nn.Module, optimizer: MuonAdam, step: int, seconds: float
+    *,
+    folder: Path,
+    model: nn.Module,
+    optimizer: MuonAdam,
+    step: int,
+    seconds: float,
+    ranks: TrainingRanks = ALONE,
 ) -> None:
-    """Replaces the checkpoint of ``folder``; the last rename is the commit."""
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.state.items()}
+    """Replaces the checkpoint of ``folder``, which says nothing of ranks, one tensor at a time."""
+    tensors = _checkpointed(model, optimizer)
+    values = (as_array(full_rows(tensor)) for tensor in tensors.values())
+    if not ranks.is_first:
+        deque(values, maxlen=0)
+        return
+    described = [
+        SafetensorsTensor(name=name, dtype="F32", shape=tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
     metadata = {"step": str(step), "seconds": f"{seconds:.3f}"}
-    save_file(tensors, folder / "checkpoint.tmp", metadata=metadata)
-    (folder / "checkpoint.tmp").rename(folder / "checkpoint.safetensors")
+    write_tensors(folder / _CHECKPOINT_NAME, described, values, metadata)
 
 
 def load_checkpoint(
-    *, folder: Path, model: nn.Module, optimizer: MuonAdam | None = None
+    *,
+    folder: Path,
+    model: nn.Module,
+    optimizer: MuonAdam | None = None,
+    ranks: TrainingRanks = ALONE,
 ) -> tuple[int, float]:
-    """Reads the checkpoint into model and optimizer: (steps done, seconds spent), or zeros."""
-    file = folder / "checkpoint.safetensors"
+    """Reads this rank's part of the checkpoint: (steps done, seconds spent), or zeros.
+
+    It may be of another number of ranks.
+    """
+    file = folder / _CHECKPOINT_NAME
     if not file.exists():
         return 0, 0.0
-    tensors = load_file(file)
-    model.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model/")})
-    if optimizer is not None:
-        optimizer.state = {k[10:]: t for k, t in tensors.items() if k.startswith("optimizer/")}
-    with safe_open(file, framework="pt") as header:
-        metadata = header.metadata()
+    with safe_open(file, framework="pt") as stored:
+        for name, tensor in _checkpointed(model, optimizer).items():
+            rows = ranks.rows(len(tensor)) if isinstance(tensor, DTensor) else slice(None)
+            own_rows(tensor).copy_(stored.get_slice(name)[rows])
+        metadata = stored.metadata()
     return int(metadata["step"]), float(metadata["seconds"])
+
+
+def _checkpointed(model: nn.Module, optimizer: MuonAdam | None) -> dict[str, Tensor]:
+    tensors = {
+        f"model/{name}": parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    state = {} if optimizer is None else optimizer.state
+    return tensors | {f"optimizer/{name}": tensor for name, tensor in state.items()}
 
 
 def step_losses(folder: Path) -> list[float]:
@@ -144,33 +189,36 @@ def train(
     folder: Path,
     stop_at_step: int | None = None,
     on_step: Callable[[int, int, str], None] | None = None,
+    ranks: TrainingRanks = ALONE,
 ) -> list[float]:
     """Trains ``model`` in place from the folder's checkpoint on; the losses of the steps made.
 
     ``folder`` gets ``metrics.jsonl`` and checkpoints. ``stop_at_step`` ends early, as a stop of
     the process would, but with a checkpoint. ``on_step`` is told of each step: its number, how
-    many there are, and its loss.
+    many there are, and its loss. ``ranks`` take turns at the micro-batches, which are those of one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = MuonAdam(model, config.optimizer)
-    step, seconds = load_checkpoint(folder=folder, model=model, optimizer=optimizer)
-    _trim_metrics(folder / _METRICS_NAME, step)
+    step, seconds = load_checkpoint(folder=folder, model=model, optimizer=optimizer, ranks=ranks)
+    if ranks.is_first:
+        _trim_metrics(folder / _METRICS_NAME, step)
     compiled = torch.compile(loss_function, dynamic=False) if config.compile else loss_function
     losses: list[float] = []
     model.train()
-    schedule = read_schedule(folder, config.schedule)
+    schedule = read_schedule(folder, config.schedule, ranks)
     while step < min(schedule.total_steps, stop_at_step or schedule.total_steps):
         began = time.monotonic()
         decaying = step >= schedule.decay_start
         stream = decay if decaying else stable
         num_windows = config.micro_batch_tokens // stream.length_tokens
         first = (step - schedule.decay_start if decaying else step) * config.num_micro_batches
-        loss = 0.0
-        for micro in range(config.num_micro_batches):
+        parts: list[float] = []
+        for micro in range(ranks.number, config.num_micro_batches, ranks.count):
             ids, next_ids = stream.batch(number=first + micro, num_windows=num_windows)
             part = compiled(ids, next_ids) / config.num_micro_batches
             torch.autograd.backward(part)
-            loss += part.item()
+            parts.append(part.item())
+        loss = sum(ranks.in_turn(parts))
         scale = schedule.scale(step)
         optimizer.step(number=step, lr_scale=scale)
         step += 1
@@ -184,18 +232,26 @@ def train(
             rate = config.num_micro_batches * num_windows * stream.length_tokens / took
             line = {
                 "step": step,
-                "loss": round(loss, 4),
+                "loss": round(loss, 6),
                 "mean_loss": round(sum(losses[-config.log_every :]) / config.log_every, 4),
                 "lr_scale": round(scale, 4),
                 "seconds": round(seconds, 1),
                 "tokens_per_s": round(rate),
             }
-            with (folder / _METRICS_NAME).open("a", encoding="utf-8") as handle:
-                handle.write(json.dumps(line) + "\n")
-            schedule = read_schedule(folder, config.schedule)
+            if ranks.is_first:
+                with (folder / _METRICS_NAME).open("a", encoding="utf-8") as handle:
+                    handle.write(json.dumps(line) + "\n")
+            schedule = read_schedule(folder, config.schedule, ranks)
         if step % config.checkpoint_every == 0:
             save_checkpoint(
-                folder=folder, model=model, optimizer=optimizer, step=step, seconds=seconds
+                folder=folder,
+                model=model,
+                optimizer=optimizer,
+                step=step,
+                seconds=seconds,
+                ranks=ranks,
             )
-    save_checkpoint(folder=folder, model=model, optimizer=optimizer, step=step, seconds=seconds)
+    save_checkpoint(
+        folder=folder, model=model, optimizer=optimizer, step=step, seconds=seconds, ranks=ranks
+    )
     return losses

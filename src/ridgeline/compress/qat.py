@@ -31,10 +31,12 @@ class FakeQuantized(nn.Module):
         grid = recipe.grid(columns)
         assert grid is not None, "its tensor would have been left"
         self.grid: Grid = grid
-        self.scales_OG = as_tensor(quantized.scales).float()
-        self.offsets_OG: Tensor | None = None
+        scales_OG = as_tensor(quantized.scales).float()
+        self.scales_OG = nn.Parameter(scales_OG, requires_grad=False)
+        self.offsets_OG: nn.Parameter | None = None
         if not recipe.symmetric and quantized.zeros is not None:
-            self.offsets_OG = -as_tensor(quantized.zeros).float() * self.scales_OG
+            offsets_OG = -as_tensor(quantized.zeros).float() * scales_OG
+            self.offsets_OG = nn.Parameter(offsets_OG, requires_grad=False)
         self._groups = torch.arange(columns) // grid.group_size
 
     def forward(self, weight: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Training a model folder into a new one: healed, distilled, or trained in the grid of its codes.
 
-All weights are in memory, in float32, with two sums of the optimizer for each that is trained.
+All weights are in the memory of the ranks together, in float32, with two sums of the optimizer for
+each that is trained.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,17 +14,23 @@ from torch import Tensor, nn
 
 import ridgeline
 from ridgeline.compress.batches import BatchStream, WindowStream
-from ridgeline.compress.block_model import BlockModel, Masked, next_token_loss, training_dtype
+from ridgeline.compress.block_model import (
+    BlockLayer,
+    BlockModel,
+    Masked,
+    next_token_loss,
+    training_dtype,
+)
 from ridgeline.compress.calibration import TrainingText
 from ridgeline.compress.distill import DistillationConfig, distillation_loss
 from ridgeline.compress.layers import LayeredModel
-from ridgeline.compress.layerwise import check_finite
 from ridgeline.compress.optimizer import OptimizerConfig
 from ridgeline.compress.output import OutputFolder
 from ridgeline.compress.pretrain import Schedule, TrainingConfig, step_losses, train
 from ridgeline.compress.qat import FakeQuantized, recipe_of
 from ridgeline.compress.quantize import check_source
-from ridgeline.compress.tensors import plan_tensors, products
+from ridgeline.compress.ranks import ALONE, TrainingRanks
+from ridgeline.compress.tensors import OUTSIDE, StoredTensor, plan_tensors, products
 from ridgeline.compress.ternary import Ternary, ternary_codes, ternary_tensors
 from ridgeline.compress.training_recipe import TrainingRecipe
 from ridgeline.compress.writing import quantized_parts
@@ -35,10 +42,10 @@ from ridgeline.kernels.tensors import as_array, as_tensor
 from ridgeline.models import read_config
 from ridgeline.quant import QuantizedTensor
 from ridgeline.quant.bitnet import BITNET_CONFIG, ternary_parts
-from ridgeline.weights import Checkpoint, stored_tensors
+from ridgeline.weights import Checkpoint, only_of, stored_tensors, weight_shapes
 from ridgeline.weights.digest import content_digest
+from ridgeline.weights.files import CONFIG_NAME
 
-_SHARD = "model-00001-of-00001.safetensors"
 _WARMUP_SHARE = 20
 StepProgress = Callable[[int, int, str], None]
 
@@ -63,15 +70,18 @@ def distill(
     *,
     resume: bool = False,
     progress: StepProgress | None = None,
-) -> TrainingReport:
+    ranks: TrainingRanks = ALONE,
+) -> TrainingReport | None:
     """Train ``student`` on ``text`` to answer as ``teacher``, or without one to predict the text.
 
     A student that `ridgeline quantize` made of the teacher is trained in its own grid. With
     ``resume``, what an earlier run with the same models, text and recipe did is gone on with from
-    its last checkpoint, and the weights are those of one run.
+    its last checkpoint, and the weights are those of one run. Of several ``ranks``, all must call,
+    and the first has the report.
 
     Raises:
-        SettingsError: ``out`` exists, or is from something else; the vocabularies differ.
+        SettingsError: ``out`` exists, or is from something else; the vocabularies differ; the ranks
+            do not share a step's micro-batches equally.
         UnsupportedModelError: the student is quantized and the teacher not what it was made of.
         CorruptFileError: a weight is not finite.
         DiskError: a file cannot be read or written.
@@ -84,6 +94,7 @@ def distill(
             f"Student and teacher have {sizes[0]:,} and {sizes[1]:,} tokens: what they say of the "
             "next one cannot be compared."
         )
+    recipe.check_shares(ranks.count)
     stream = text_stream(text, recipe)
     trained: _FloatStudent | _QuantizedStudent
     if student.stored.quantization is not None:
@@ -94,11 +105,11 @@ def distill(
                 "A quantized student is trained in its grid, where zeros do not stay: distill the "
                 "pruned model with keep_zeros, and quantize it then with keep_zeros."
             )
-        trained = _QuantizedStudent(student, teacher)
+        trained = _QuantizedStudent(student, teacher, ranks)
     else:
         check_source(student)
         made = _TernaryStudent if recipe.ternary else _FloatStudent
-        trained = made(student, keep_zeros=recipe.keep_zeros)
+        trained = made(student, ranks, keep_zeros=recipe.keep_zeros)
     identity = {
         "ridgeline": ridgeline.__version__,
         "training": asdict(recipe),
@@ -106,7 +117,7 @@ def distill(
         "teacher": None if teacher is None else content_digest([teacher.stored.path]),
         "text": text.digest,
     }
-    folder = OutputFolder(out, identity, resume=resume)
+    folder = shared_folder(out, identity, ranks, resume=resume)
     if not folder.is_complete:
         model = trained.model
         dtype = min(
@@ -117,34 +128,52 @@ def distill(
             loss = next_token_loss(model, dtype)
         else:
             loss = distillation_loss(
-                teacher=frozen_model(teacher),
+                teacher=BlockModel(teacher, ranks=ranks),
                 student=model,
                 config=DistillationConfig(kl_share=recipe.kl_share, top_k=recipe.top_k),
                 dtype=dtype,
             )
-        losses = run_training(model, loss, recipe, stream, folder, progress)
-        if not folder.num_done:
-            folder.add_shard(_SHARD, trained.tensors(), losses)
-        folder.finish(student.stored.path, trained.config(read_config(student.stored.path)))
-    (losses,) = folder.notes
-    return TrainingReport(
-        path=out,
-        first_loss=losses["first"],
-        last_loss=losses["last"],
-        num_tokens=recipe.steps * recipe.step_tokens,
-        weights_bytes=folder.weights_bytes,
-    )
+        run_training(model, loss, recipe, stream, folder, progress, ranks)
+        losses = mean_losses(folder, recipe) if ranks.is_first else {}
+        count = len(model.layers)
+        for number in range(folder.num_done, count):
+            with model.layer(number) as layer:
+                if ranks.is_first:
+                    name = f"model-{number + 1:05}-of-{count:05}.safetensors"
+                    folder.add_shard(name, trained.tensors(number, layer, folder.tensors), losses)
+        if ranks.is_first:
+            config = trained.config(read_config(student.stored.path))
+            folder.finish(student.stored.path, config)
+    return report(folder, recipe) if ranks.is_first else None
+
+
+def shared_folder(
+    out: Path,
+    identity: Mapping[str, object],
+    ranks: TrainingRanks,
+    *,
+    resume: bool,
+    config_name: str = CONFIG_NAME,
+) -> OutputFolder:
+    """An `OutputFolder`, which the first rank makes or recalls and the others read."""
+    for is_turn in (ranks.is_first, not ranks.is_first):
+        if is_turn:
+            again = resume or not ranks.is_first
+            folder = OutputFolder(out, identity, resume=again, config_name=config_name)
+        ranks.wait()
+    return folder
 
 
 def run_training(
-    model: nn.Module,
+    model: BlockModel,
     loss: Callable[[Tensor, Tensor], Tensor],
     recipe: TrainingRecipe,
     stream: BatchStream,
     folder: OutputFolder,
     progress: StepProgress | None,
-) -> dict[str, float]:
-    """Train in place, from the checkpoint in the folder on; means of the first and last losses."""
+    ranks: TrainingRanks,
+) -> None:
+    """Train in place, from the checkpoint in the folder on."""
     warmup = max(1, recipe.steps // _WARMUP_SHARE)
     config = TrainingConfig(
         schedule=Schedule(
@@ -165,9 +194,26 @@ def run_training(
         config=config,
         folder=folder.work_path,
         on_step=progress,
+        ranks=ranks,
     )
+
+
+def mean_losses(folder: OutputFolder, recipe: TrainingRecipe) -> dict[str, float]:
+    """Means of the first and last losses of a run that has ended."""
     losses, share = step_losses(folder.work_path), max(1, recipe.steps // 10)
     return {"first": fmean(losses[:share]), "last": fmean(losses[-share:])}
+
+
+def report(folder: OutputFolder, recipe: TrainingRecipe) -> TrainingReport:
+    """What a finished folder says."""
+    losses = folder.notes[-1]
+    return TrainingReport(
+        path=folder.path,
+        first_loss=losses["first"],
+        last_loss=losses["last"],
+        num_tokens=recipe.steps * recipe.step_tokens,
+        weights_bytes=folder.weights_bytes,
+    )
 
 
 def text_stream(text: TrainingText, recipe: TrainingRecipe) -> WindowStream:
@@ -182,52 +228,42 @@ def text_stream(text: TrainingText, recipe: TrainingRecipe) -> WindowStream:
     return WindowStream(ids=ids, length_tokens=recipe.window_tokens, seed=recipe.seed)
 
 
-def all_weights(model: LayeredModel) -> dict[str, Tensor]:
-    """Every weight, float32.
-
-    Raises:
-        CorruptFileError: a value is not finite.
-    """
-    weights = {
-        name: weight
-        for run in range(len(model.runs))
-        for name, weight in model.weights(run).items()
-    }
-    for name, weight in weights.items():
-        check_finite(name, weight.numpy())
-    return weights
-
-
-def frozen_model(model: LayeredModel) -> BlockModel:
-    """A model as it is."""
-    return BlockModel(model.loaded.model.ops, all_weights(model), is_trained=lambda _: False)
-
-
 class _FloatStudent:
     """All weights are trained."""
 
-    def __init__(self, student: LayeredModel, *, keep_zeros: bool) -> None:
-        weights = all_weights(student)
-        self._student, self._keep_zeros = student, keep_zeros
+    def __init__(self, student: LayeredModel, ranks: TrainingRanks, *, keep_zeros: bool) -> None:
+        self._student = student
+        kept = self._viewed(keep_zeros=keep_zeros)
         self.model = BlockModel(
-            student.loaded.model.ops,
-            weights,
+            student,
             is_trained=lambda _: True,
-            views=self._views(weights),
+            view=lambda name, _: self._view() if name in kept else None,
+            ranks=ranks,
         )
 
-    def _views(self, weights: Mapping[str, Tensor]) -> Mapping[str, nn.Module]:
-        runs = self._student.runs if self._keep_zeros else ()
-        return {name: Masked(weights[name]) for run in runs for name in products(run)}
+    def _viewed(self, *, keep_zeros: bool) -> Collection[str]:
+        """The weights that are seen through a view."""
+        return {name for run in self._student.runs if keep_zeros for name in products(run)}
 
-    def tensors(self) -> dict[str, Array]:
-        """Those of the file."""
+    def _view(self) -> nn.Module:
+        return Masked()
+
+    def tensors(self, number: int, layer: BlockLayer, written: Collection[str]) -> dict[str, Array]:
+        """Those of the file that are written with a layer."""
+        return self._stored(number, layer.copies(), written)
+
+    def _stored(
+        self, number: int, weights: Mapping[str, Tensor], written: Collection[str]
+    ) -> dict[str, Array]:
         stored = self._student.stored
-        found = {name: as_array(weight) for name, weight in self.model.weights().items()}
+        found = {name: as_array(weight) for name, weight in weights.items()}
         with Checkpoint(stored.path) as checkpoint:
             tensors = stored_tensors(found, stored.sources, checkpoint)
-            unread = set(checkpoint.names()) - tensors.keys()
-            return tensors | {name: checkpoint.tensor(name).copy() for name in sorted(unread)}
+            tensors = {name: values for name, values in tensors.items() if name not in written}
+            if number == len(self._student.runs) - 1:
+                unread = set(checkpoint.names()) - tensors.keys() - set(written)
+                tensors |= {name: checkpoint.tensor(name).copy() for name in sorted(unread)}
+            return tensors
 
     def config(self, config: Mapping[str, object]) -> Mapping[str, object]:
         """That of the file."""
@@ -237,18 +273,24 @@ class _FloatStudent:
 class _TernaryStudent(_FloatStudent):
     """The matrices of the layers are seen as ternary, and written so."""
 
-    def _views(self, weights: Mapping[str, Tensor]) -> Mapping[str, nn.Module]:
+    def _viewed(self, *, keep_zeros: bool) -> Collection[str]:
         with Checkpoint(self._student.stored.path) as checkpoint:
             self._tensors = ternary_tensors(self._student, checkpoint)
-        return {name: Ternary() for name in self._tensors}
+        return self._tensors
 
-    def tensors(self) -> dict[str, Array]:
-        weights, found = dict(self.model.stored()), super().tensors()
-        for name, tensor in self._tensors.items():
-            codes, scale = ternary_codes(weights[name])
-            del found[tensor]
+    def _view(self) -> nn.Module:
+        return Ternary()
+
+    def tensors(self, number: int, layer: BlockLayer, written: Collection[str]) -> dict[str, Array]:
+        weights = layer.copies(bare=True)
+        ternary = {name: weights.pop(name) for name in self._tensors if name in weights}
+        written = {*written, *self._tensors.values()}
+        found = self._stored(number, weights, written)
+        for name, weight in ternary.items():
+            codes, scale = ternary_codes(weight)
             parts = ternary_parts(codes.numpy(), scale.numpy())
-            found |= {tensor.removesuffix(".weight") + each: part for each, part in parts.items()}
+            module = self._tensors[name].removesuffix(".weight")
+            found |= {module + each: part for each, part in parts.items()}
         return found
 
     def config(self, config: Mapping[str, object]) -> Mapping[str, object]:
@@ -258,7 +300,9 @@ class _TernaryStudent(_FloatStudent):
 class _QuantizedStudent:
     """What is quantized is trained in its grid, norms and biases as they are; tables stay."""
 
-    def __init__(self, student: LayeredModel, teacher: LayeredModel | None) -> None:
+    def __init__(
+        self, student: LayeredModel, teacher: LayeredModel | None, ranks: TrainingRanks
+    ) -> None:
         self._recipe, made_of = recipe_of(student.stored.path)
         if teacher is None or content_digest([teacher.stored.path]) != made_of:
             raise UnsupportedModelError(
@@ -266,32 +310,38 @@ class _QuantizedStudent:
                 "of."
             )
         check_source(teacher)
-        self._teacher, weights = teacher, all_weights(teacher)
-        views: dict[str, FakeQuantized] = {}
-        for name, weight in student.stored.items():
-            if isinstance(weight, QuantizedTensor):
-                views[name] = FakeQuantized(weight, self._recipe)
-                weights[name] = as_tensor(weight.dequantize("float32"))
-        self._views = views
+        self._student, self._teacher = student, teacher
         roles = weight_roles(teacher.loaded.model.ops)
         fixed = {Role.TABLE, Role.POSITIONS, Role.HEAD}
+        self._views: dict[str, FakeQuantized] = {}
         self.model = BlockModel(
-            teacher.loaded.model.ops,
-            weights,
+            teacher,
             is_trained=lambda name: not roles[name] & fixed,
-            views=views,
+            view=lambda name, _: self._views.get(name),
+            weights=self._weights,
+            ranks=ranks,
         )
 
-    def tensors(self) -> dict[str, Array]:
-        """Those of the file."""
-        weights: Mapping[str, Tensor] = dict(self.model.stored())
+    def _weights(self, number: int) -> dict[str, Tensor]:
+        """Of a run; that makes the views of what is quantized."""
+        weights, run = self._teacher.weights(number), self._teacher.runs[number]
+        for name, weight in only_of(self._student.stored, run).items():
+            if isinstance(weight, QuantizedTensor):
+                self._views[name] = FakeQuantized(weight, self._recipe)
+                weights[name] = as_tensor(weight.dequantize("float32"))
+        return weights
+
+    def tensors(self, number: int, layer: BlockLayer, _: Collection[str]) -> dict[str, Array]:
+        """Those of the file that are written with a layer."""
+        weights = layer.copies(bare=True)
         found: dict[str, Array] = {}
         with Checkpoint(self._teacher.stored.path) as checkpoint:
             plan = plan_tensors(
                 self._teacher, checkpoint, lambda _, columns: self._recipe.grid(columns)
             )
             for tensor in plan.tensors:
-                values = checkpoint.tensor(tensor.name)
+                if number != self._home(tensor):
+                    continue
                 if tensor.matrices:
                     rounded = [
                         self._views[name].rounded(weights[name], index)
@@ -299,12 +349,20 @@ class _QuantizedStudent:
                     ]
                     parts = quantized_parts(self._recipe, rounded, self._recipe.bits)
                     found |= {tensor.module + suffix: part for suffix, part in parts.items()}
-                elif tensor.weight is not None:
+                    continue
+                values = checkpoint.tensor(tensor.name).copy()
+                if tensor.weight is not None:
                     array = as_array(weights[tensor.weight])
-                    found[tensor.name] = cast(array.reshape(values.shape), values.dtype.name)
-                else:
-                    found[tensor.name] = values.copy()
+                    values = cast(array.reshape(values.shape), values.dtype.name)
+                found[tensor.name] = values
         return found
+
+    def _home(self, tensor: StoredTensor) -> int:
+        """The run that a tensor is written with."""
+        if tensor.run != OUTSIDE:
+            return tensor.run
+        runs = self._teacher.runs
+        return 0 if tensor.weight in weight_shapes(runs[0]) else len(runs) - 1
 
     def config(self, config: Mapping[str, object]) -> Mapping[str, object]:
         """That of the file."""

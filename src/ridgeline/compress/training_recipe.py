@@ -64,3 +64,16 @@ class TrainingRecipe:
                 f"({self.micro_batch_tokens:,}), and that one of window_tokens "
                 f"({self.window_tokens:,})."
             )
+
+    def check_shares(self, num_ranks: int) -> None:
+        """
+        Raises:
+            SettingsError: so many ranks do not share a step's micro-batches equally.
+        """
+        batches = self.step_tokens // self.micro_batch_tokens
+        if batches % num_ranks:
+            raise SettingsError(
+                f"{num_ranks} ranks do not share the {batches} micro-batches of a step equally: "
+                f"step_tokens ({self.step_tokens:,}) must be a multiple of {num_ranks} times "
+                f"micro_batch_tokens ({self.micro_batch_tokens:,})."
+            )

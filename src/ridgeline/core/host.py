@@ -15,6 +15,8 @@ import psutil
 
 _CPUINFO = Path("/proc/cpuinfo")
 _PR_SET_PDEATHSIG = 1
+_M_MMAP_THRESHOLD = -3
+_MAPPED_BYTES = 1 << 18
 
 
 def cpu_name() -> str:
@@ -71,6 +73,27 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
+
+
+def unmap_freed_blocks() -> None:
+    """Have large blocks go back to the system as they are freed.
+
+    glibc keeps what it takes for small, anything up to 32 MiB once such was freed: layers that
+    come and go would leave holes of a whole model's size.
+    """
+    libc = ctypes.CDLL(None)
+    if sys.platform == "linux" and hasattr(libc, "mallopt"):  # musl has none
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+def how_it_ended(code: int) -> str:
+    """A sentence on a child's exit code, which is that of a signal if it is negative."""
+    if code >= 0:
+        return f"it ended with code {code}."
+    try:
+        return f"it was ended by {signal.Signals(-code).name}."
+    except ValueError:
+        return f"it was ended by signal {-code}."
 
 
 def _groups(controller: str, membership: Path, mount: Path) -> Iterator[Path]:

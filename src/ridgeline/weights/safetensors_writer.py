@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -52,7 +53,21 @@ class SafetensorsTensor:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> str:
-    """Write ``tensors`` in the given order, and return the file's SHA-256.
+    """Write ``tensors`` in the given order, and return the file's SHA-256; see `write_tensors`."""
+    described = [
+        SafetensorsTensor(name=name, dtype=_NAMES[values.dtype.name], shape=values.shape)
+        for name, values in tensors.items()
+    ]
+    return write_tensors(path, described, tensors.values())
+
+
+def write_tensors(
+    path: Path,
+    tensors: Sequence[SafetensorsTensor],
+    values: Iterable[Array],
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Write the ``values`` of tensors as they come, and return the file's SHA-256.
 
     Views of mapped files are copied block by block.
 
@@ -62,12 +77,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> str:
     digest = hashlib.sha256()
 
     def blocks() -> Iterator[bytes | memoryview]:
-        yield _header(
-            SafetensorsTensor(name=name, dtype=_NAMES[values.dtype.name], shape=values.shape)
-            for name, values in tensors.items()
-        )[0]
-        for values in tensors.values():
-            data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+        yield _header(tensors, metadata)[0]
+        for array in values:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             for first in range(0, len(data), _BLOCK_BYTES):
                 yield data[first : first + _BLOCK_BYTES]
 
@@ -131,9 +143,11 @@ class SafetensorsWriter(RowsWriter[SafetensorsTensor]):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _header(tensors: Iterable[SafetensorsTensor]) -> tuple[bytes, dict[str, int], int]:
+def _header(
+    tensors: Iterable[SafetensorsTensor], metadata: Mapping[str, str] = MappingProxyType({})
+) -> tuple[bytes, dict[str, int], int]:
     """The bytes before the tensors, the offset of each after them, and the size of all."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     offsets: dict[str, int] = {}
     offset = 0
     for tensor in tensors:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ridgeline.core.host import how_it_ended
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.executors.distributed.pipe import Wires
 from ridgeline.kernels.cpu.group import shared_memory
@@ -30,7 +30,7 @@ class LocalRank:
     def how_it_ended(self) -> str | None:
         """A sentence on it; ``None`` while it runs."""
         code = self._process.poll()
-        return None if code is None else _how_it_ended(code)
+        return None if code is None else how_it_ended(code)
 
     def kill(self) -> None:
         """Ranks may be waiting for each other where no signal but this one reaches them."""
@@ -98,12 +98,3 @@ def _start(stream: socket.socket, memory: int, wires: Wires, num_threads: int) -
         start_new_session=True,  # Ctrl-C at a terminal is for the driver
     )  # fmt: skip
     return LocalRank(process)
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"it ended with code {code}."
-    try:
-        return f"it was ended by {signal.Signals(-code).name}."
-    except ValueError:
-        return f"it was ended by signal {-code}."
