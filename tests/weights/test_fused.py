@@ -11,6 +11,8 @@ from ridgeline.core.errors import WeightsMismatchError
 from ridgeline.core.ops import Head, Op, Weight
 from ridgeline.models import TensorSource
 from ridgeline.weights import CheckpointWeights
+from ridgeline.weights.matching import open_checkpoint
+from ridgeline.weights.storing import stored_tensors
 
 FUSED = torch.arange(54.0).view(9, 6)
 SOURCES = {
@@ -106,3 +108,44 @@ def test_other_names(tmp_path: Path) -> None:
 def test_a_weight_that_the_family_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(WeightsMismatchError, match="1 missing: 'mystery'"):
         load(tmp_path, {"qkv": FUSED}, [*SPLIT, *ops_of(mystery=(1,))])
+
+
+def test_weights_are_stored_where_they_are_read(tmp_path: Path) -> None:
+    """`stored_tensors` is the inverse of loading, whatever the place."""
+    generator = np.random.default_rng(0)
+    sources = {
+        "q": TensorSource(name="qk", rows=(0, 4), transpose=True),
+        "k": TensorSource(name="qk", rows=(4, 6), transpose=True),
+        "gate": TensorSource(name="gate_up", every_other=0),
+        "up": TensorSource(name="gate_up", every_other=1),
+        "first": TensorSource(name="each", of_each=(3, 0, 2)),
+        "second": TensorSource(name="each", of_each=(3, 2, 3)),
+        "conv": TensorSource(name="conv", squeeze=True),
+        "experts": TensorSource(name="experts.{e}"),
+    }
+    shapes = {
+        "q": (4, 6), "k": (2, 6), "gate": (5,), "up": (5,), "first": (8, 2), "second": (4, 2),
+        "conv": (3, 4), "experts": (2, 3, 4),
+    }  # fmt: skip
+    weights = {n: generator.random(shape, dtype=np.float32) for n, shape in shapes.items()}
+    like = {
+        "qk": torch.zeros(6, 6), "gate_up": torch.zeros(10), "each": torch.zeros(12, 2),
+        "conv": torch.zeros(3, 1, 4), "experts.0": torch.zeros(3, 4),
+        "experts.1": torch.zeros(3, 4),
+    }  # fmt: skip
+    save_file(like, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        tensors = stored_tensors(weights, sources, checkpoint)
+    assert {name: t.shape for name, t in tensors.items()} == {n: t.shape for n, t in like.items()}
+    assert np.array_equal(tensors["qk"].T, np.concatenate([weights["q"], weights["k"]]))
+    assert np.array_equal(tensors["gate_up"][::2], weights["gate"])
+    assert np.array_equal(tensors["each"][[2, 5, 8, 11]], weights["second"])
+    found = load(
+        tmp_path,
+        {name: torch.from_numpy(values) for name, values in tensors.items()},
+        ops_of(**shapes),
+        sources=sources,
+    )
+    assert found.keys() == weights.keys()
+    for name, values in weights.items():
+        assert np.array_equal(found[name], values), name
