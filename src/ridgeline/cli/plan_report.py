@@ -39,6 +39,13 @@ def print_plan(result: Mapping[str, Any]) -> None:
         f"  fits: {result['max_batch']:,} sequences of {result['sequence_tokens']:,} tokens, or "
         f"one of {result['max_context']:,} tokens"
     )
+    _print_speed(console, result)
+    _print_cost(console, result)
+    _print_basis(console, result)
+    _print_notes(console, result["notes"])
+
+
+def _print_speed(console: Console, result: Mapping[str, Any]) -> None:
     intervals = result["interval_80"]
     bound = result["bound"]
     which = "alone" if result["load"] == "saturation" else "mean"
@@ -67,6 +74,9 @@ def print_plan(result: Mapping[str, Any]) -> None:
     console.print(loaded)
     console.print(f"  bound   prefill: {bound['prefill']}, decode: {bound['decode']}")
     print_paragraph(console, f"  load    {_goodput(result)}", indent=10)
+
+
+def _print_cost(console: Console, result: Mapping[str, Any]) -> None:
     if result["usd_per_1m_output"] is not None:
         thousand = result["usd_per_1k_requests"]
         per_thousand = "–" if thousand is None else f"${thousand:.3f}"
@@ -85,6 +95,10 @@ def print_plan(result: Mapping[str, Any]) -> None:
             "bound of the devices alone, not measured",
             indent=10,
         )
+
+
+def _print_basis(console: Console, result: Mapping[str, Any]) -> None:
+    """What the prediction rests on."""
     past = result["past_error"]["decode"]
     if result["measured"] and past["median"] is not None:
         console.print(
@@ -100,7 +114,6 @@ def print_plan(result: Mapping[str, Any]) -> None:
             indent=4,
             style="dim",
         )
-    _print_notes(console, result["notes"])
 
 
 def print_cheapest(plans: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
