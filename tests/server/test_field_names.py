@@ -144,6 +144,10 @@ CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
             "messages[0].contents",
             "; did you mean 'content'?",
         ),
+        (CHAT, {"messages": HI, "chat_template": "x"}, "chat_template", "; the server has one, by"),
+        (CHAT, {"messages": HI, "functions": []}, "functions", "; tools has them."),
+        (CHAT, {"messages": HI, "allowed_token_ids": [5]}, "allowed_token_ids", "by choice"),
+        ("/v1/embeddings", {"input": "a", "regex": "x"}, "regex", "is not known."),
         (CHAT, {"messages": HI, "stop_token_ids": [999999]}, "stop_token_ids", "vocabulary"),
         (
             CHAT,

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.core.spelling import suggestion
+from ridgeline.server.absent_fields import instead_of_field
 from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.schemas.choices import choices, field_names, leave_out_unknown, only_number
 
@@ -144,7 +145,9 @@ def _invalid(text: str, schema: Any) -> ApiError:
     what = _PATH.sub("", text).replace("`", "").replace(" | null", "")
     if (unknown := _UNKNOWN.match(text)) is not None:
         name = unknown.group(1)[:80]
-        meant = suggestion(name, field_names(schema, where))
+        known = field_names(schema, where)
+        is_of_chat = not where and "chat_template_kwargs" in known
+        meant = instead_of_field(name, known) if is_of_chat else suggestion(name, known)
         where = f"{where}.{name}".lstrip(".")
         return bad_request(f"{where}: this field is not known{meant}", where, "unknown_field")
     missing = re.search(r"missing required field `(\w+)`", text)

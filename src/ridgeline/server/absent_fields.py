@@ -1,0 +1,44 @@
+"""Fields of chats that clients of other servers send, and what is here instead."""
+
+from collections.abc import Iterable
+
+from ridgeline.core.spelling import suggestion
+
+_FORMAT = "structured_outputs holds it, as json, regex or grammar"
+_EFFORT = "reasoning_effort asks for it, or with none for no reasoning"
+_BUDGET = "reasoning has no limit of its own, and counts towards max_tokens"
+_TEXT = "the models here read and write text"
+# The end of the sentence "NAME: this field is not known".
+_INSTEAD = {
+    "allowed_token_ids": "structured_outputs limits texts, by choice, regex or grammar",
+    "audio": _TEXT,
+    "bad_words": "a logit_bias of -100 bars a token",
+    "chat_template": "the server has one, by --chat-template",
+    "ebnf": _FORMAT,
+    "echo": "/v1/completions has it",
+    "enable_thinking": "chat_template_kwargs has it",
+    "function_call": "tool_choice names the function",
+    "functions": "tools has them",
+    "grammar": _FORMAT,
+    "json_schema": _FORMAT,
+    "lora_path": "adapters are asked for as model",
+    "max_thinking_tokens": _BUDGET,
+    "media_io_kwargs": _TEXT,
+    "mm_processor_kwargs": _TEXT,
+    "num_ctx": "the context is the server's, by --max-model-len",
+    "reasoning": _EFFORT,
+    "reasoning_format": "include_reasoning says whether reasoning is told, always apart",
+    "regex": _FORMAT,
+    "return_tokens_as_token_ids": "return_token_ids gives them beside the text",
+    "think": _EFFORT,
+    "thinking": _EFFORT,
+    "thinking_token_budget": _BUDGET,
+    "web_search_options": "this server calls no other",
+}
+
+
+def instead_of_field(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that says a field of a chat is not known: what does its work, or the
+    ``known`` one that is spelled most alike."""
+    text = _INSTEAD.get(name)
+    return suggestion(name, known) if text is None else f"; {text}."
