@@ -131,7 +131,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES[:3], ids=" ".join)
+QUICK_CASES = [CASES[0], ("combined", "cpu", "grammar", "roomy"), CASES[2]]
+
+
+@pytest.mark.parametrize("case", QUICK_CASES, ids=" ".join)
 def test_transitions_are_those_of_the_target(folders, case):
     assert measured(folders, *case, QUICK) < 4
 

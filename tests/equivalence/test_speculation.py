@@ -66,8 +66,7 @@ QUICK = {
     ("draft", "windowed"),
     ("adaptive", "plain"),
 }
-QUICK_ON_REFERENCE = {("ngram", "tight"), ("eagle3 tree", "plain"), ("draft", "windowed")}
-QUICK_ON = {"cpu": QUICK, "reference": QUICK_ON_REFERENCE, "cuda": ()}
+QUICK_ON = {"cpu": QUICK, "reference": {("eagle3 tree", "plain")}, "cuda": ()}
 MATRIX = [
     pytest.param(
         executor,
