@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.core.host import unmap_freed_blocks
+from ridgeline.core.rounding import ceil_div
 
 _TOLD_S = 60.0
 
@@ -52,7 +53,7 @@ class TrainingRanks:
 
     def rows(self, num_rows: int) -> slice:
         """Which of a tensor's rows lie here."""
-        share = -(-num_rows // self.count)
+        share = ceil_div(num_rows, self.count)
         first = min(num_rows, self.number * share)
         return slice(first, min(num_rows, first + share))
 
