@@ -22,7 +22,9 @@ _LATENT = ("deepseek2", "glm-dsa", "mistral4")
 _LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "olmo", "phi2", "stablelm")
 _NORMS_PLUS_ONE = ("gemma", "nemotron")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
+_STREAM = re.compile(r"(.+\.altup_\w*projections)\.(\d+)\.weight")
 _STACKED = ("gemma4_text", "mistral4")  # gates above the rest, as transformers has them
+_VECTORS = ("sinks", "layer_scalar", "correct_output_scale")
 _SCALES = {"router.scale": "ffn_gate_inp", "router.per_expert_scale": "ffn_down_exps"}
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _USED = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
@@ -87,6 +89,8 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Config, architecture: str) -> 
         writer.add_layer_norm_eps(next((config[key] for key in keys if key in config), 1e-5))
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if architecture == "gemma3n":
+        _write_gemma3n(writer, config)
     if architecture == "gemma4":
         _write_gemma4(writer, config, _global_width(config))
     elif config.get("head_dim") and not latent:
@@ -98,6 +102,17 @@ def _global_width(config: Config) -> int:
     """Of the heads of the last layer, which is a global one."""
     own = config["per_layer_config"].get(str(config["num_hidden_layers"] - 1), {})
     return own.get("head_dim", config["head_dim"])
+
+
+def _write_gemma3n(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_altup_active_idx(config["altup_active_idx"])
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    parts = torch.tensor(config["activation_sparsity_pattern"])
+    writer.add_activation_sparsity_scale(torch.distributions.Normal(0, 1).icdf(parts).tolist())
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
 def _write_gemma4(writer: gguf.GGUFWriter, config: Config, global_width: int) -> None:
@@ -232,6 +247,9 @@ def _tensors(
             stack = experts.setdefault(f"{found[1]}.experts.{found[3]}.weight", {})
             stack[int(found[2])] = values
             continue
+        if found := _STREAM.fullmatch(name):
+            experts.setdefault(f"{found[1]}.weight", {})[int(found[2])] = values
+            continue
         for part, cut in _parts(name, values, config):
             yield part, _changed(part, cut, config, architecture)
     for name, stack in experts.items():
@@ -280,7 +298,12 @@ def _parts(name: str, values: torch.Tensor, config: Config) -> Iterator[tuple[st
     elif name.endswith("down_proj_bias"):
         yield name.replace("down_proj_bias", "down_proj.bias"), values
     else:
-        yield f"{name}.weight" if name.endswith(("sinks", "layer_scalar")) else name, values
+        yield (
+            f"{name}.weight"
+            if name.endswith(("sinks", "layer_scalar", "correct_output_scale"))
+            else name,
+            values,
+        )
 
 
 def _changed(name: str, values: torch.Tensor, config: Config, architecture: str) -> torch.Tensor:

@@ -37,6 +37,7 @@ CASES = {
     "exaone4-no-windows": "exaone4",
     "exaone4-windows": "exaone4",
     "gemma-plain": "gemma",
+    "gemma3n_text-shared-kv": "gemma3n",
     "gemma4_text-experts": "gemma4",
     "gemma4_text-keys-as-values": "gemma4",
     "gemma4_text-layer-inputs": "gemma4",

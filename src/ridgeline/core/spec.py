@@ -6,7 +6,7 @@ field by field.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ridgeline.core.rope_spec import QueryGrowth, RopeSpec
 
@@ -362,6 +362,9 @@ class LayerInputSpec:
     width: int
     activation: Activation
     norm: NormSpec
+
+
+MOST_STREAMS: Final = 8  # that kernels hold at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,14 @@ from dataclasses import replace
 from statistics import NormalDist
 
 from ridgeline.core.errors import CorruptFileError
-from ridgeline.core.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, StreamsSpec
+from ridgeline.core.spec import (
+    MOST_STREAMS,
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    StreamsSpec,
+)
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family, TensorSource
 from ridgeline.models.fields import (
@@ -27,7 +34,6 @@ from ridgeline.models.known_keys import refuse_unsupported
 from ridgeline.models.tensor_names import GEMMA_TENSORS, LLAMA_IGNORED, layer_tensors
 from ridgeline.models.vision import VISION_TENSORS, beside_vision, leave_out_vision
 
-MOST_STREAMS = 8
 _MOST_RANK = 2**16
 _LAYER_WIDTH = 2**22
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95  # where the config says nothing

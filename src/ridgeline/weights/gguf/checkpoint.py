@@ -27,6 +27,7 @@ _DECAY = ".ssm_a"
 _OF_HEADS = ("ssm_a", "ssm_alpha", "ssm_beta", "ssm_dt")  # a row for each value head
 _OF_VALUES = ("attn_gate", "attn_qkv", "ssm_conv1d")  # the last rows are those of value heads
 _VALUES_READ = ".ssm_out.weight"  # its columns are of value heads
+_ONE_BELOW_THE_OTHER = ("altup_proj.weight", "altup_unembd_proj.weight")  # stored as stacks
 _VECTORS = (_DECAY, ".ssm_d", ".ssm_norm.weight")  # as they are used
 
 
@@ -82,6 +83,8 @@ class GGUFCheckpoint:
             keys, values = map(self.shape, self._halves[name])
             return keys[0] * (keys[2] + values[1]), keys[1]
         stored = self._file_of[name].tensors[name].shape
+        if name in _ONE_BELOW_THE_OTHER:
+            return int(np.prod(stored[:-1])), stored[-1]
         return (int(np.prod(stored)),) if name.endswith(_VECTORS) else stored
 
     def num_bytes(self, name: str) -> int:
@@ -131,6 +134,8 @@ class GGUFCheckpoint:
         Rows are in their right order; norms keep their offset.
         """
         found = self._file_of[name].blocks(name, index)
+        if name in _ONE_BELOW_THE_OTHER:
+            return replace(found, shape=self.shape(name))
         order = self._row_order(name, len(found.data))
         return found if order is None else replace(found, data=found.data[np.argsort(order)])
 

@@ -22,6 +22,7 @@ from ridgeline.weights.gguf.decoder_config import (
 )
 from ridgeline.weights.gguf.dense_configs import DENSE_BUILDERS
 from ridgeline.weights.gguf.expert_configs import EXPERT_BUILDERS
+from ridgeline.weights.gguf.gemma3n_config import gemma3n
 from ridgeline.weights.gguf.gemma4_config import gemma4
 from ridgeline.weights.gguf.keys import CONFIG_KEYS, Keys
 from ridgeline.weights.gguf.names import ARCHITECTURES
@@ -223,6 +224,7 @@ _BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
     "qwen3": _qwen3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma3n": gemma3n,
     "gemma4": gemma4,
     "phi3": _phi3,
     "gpt2": _gpt2,

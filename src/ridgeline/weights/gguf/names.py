@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.spec import MOST_STREAMS
 from ridgeline.models import TensorSource
+from ridgeline.models.tensor_names import fused_tensors
 
 
 def _sources(names: Mapping[str, str], prefixes: tuple[str, str]) -> dict[str, TensorSource]:
@@ -88,6 +90,22 @@ _LAYER_INPUTS = _sources(
         "input_up": "proj.weight",
         "input_norm": "post_norm.weight",
         "scale": "layer_output_scale.weight",
+    }
+)
+_STREAMS: Mapping[str, tuple[str, ...]] = {
+    f"altup_{theirs}.weight": tuple(f"streams.{k}.{ours}" for k in range(1, MOST_STREAMS))
+    for ours, theirs in (("split", "proj"), ("join", "unembd_proj"))
+}
+_ALTUP = fused_tensors(_STREAMS) | _layers(
+    {
+        "stream_router": "altup_router.weight",
+        "stream_norm": "altup_router_norm.weight",
+        "predict": "altup_predict_coef.weight",
+        "correct": "altup_correct_coef.weight",
+        "correct_scale": "altup_correct_scale.weight",
+        "laurel_down": "laurel_l.weight",
+        "laurel_up": "laurel_r.weight",
+        "laurel_norm": "laurel_post_norm.weight",
     }
 )
 _STACKED_GATE_UP: Mapping[str, tuple[str, ...]] = {
@@ -203,6 +221,8 @@ class Architecture:
 
 
 _FREQS = ("rope_freqs.weight",)
+# What layers that read K and V of others do not use.
+_UNUSED_KV = (r"blk\.\d+\.attn_([kv]|k_norm)\.weight",)
 _GLM4 = _WITH_POST_NORMS | _layers({"gate": "ffn_up.weight", "up": "ffn_up.weight"})
 _SCAN_FUSED = _split("ssm_in", _SCAN_PROJECTED)
 _DELTA_FUSED = _split("attn_qkv", _MIXED)
@@ -249,12 +269,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone-moe": Architecture(tensors=_CORRECTED, fused={}, in_config=_FREQS),
     "falcon-h1": Architecture(tensors=_FALCON_H1, fused=_SCAN_FUSED),
     "gemma": Architecture(tensors=_LLAMA, fused={}, norm_offset=1.0),
+    "gemma3n": Architecture(
+        tensors=_WITH_POST_NORMS | _LAYER_INPUTS | _ALTUP,
+        fused=_STREAMS,
+        ignored=_UNUSED_KV,
+    ),
     "gemma4": Architecture(
         tensors=_WITH_POST_NORMS | _LAYER_INPUTS | _EXPERTS_BESIDE,
         fused=_STACKED_GATE_UP,
         in_config=_FREQS,
-        # What layers that read K and V of others do not use.
-        ignored=(r"blk\.\d+\.attn_([kv]|k_norm)\.weight",),
+        ignored=_UNUSED_KV,
     ),
     "glm-dsa": Architecture(
         tensors=_LATENT | _LATENT_QUERY,
