@@ -65,7 +65,16 @@ _GEMMA_3N: dict[str, object] = {
     },
 }  # fmt: skip
 
+_NEOX: dict[str, object] = {
+    "layer_norm_eps": 0.03,
+    "num_key_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": 0.5},
+}
+
 NEW_DENSE_CASES = [
+    _case("gpt_neox", "parallel", **_NEOX),
+    _case("gpt_neox", "sequential", **_NEOX, use_parallel_residual=False, attention_bias=False,
+          hidden_act="gelu_new"),
     _case("gemma3n_text", "shared-kv", **_GEMMA_3N, num_kv_shared_layers=2, attention_bias=True,
           activation_sparsity_pattern=[0.8, 0.6, 0.0, 0.0], final_logit_softcapping=5.0,
           intermediate_size=[96, 80, 64, 72]),
@@ -136,6 +145,7 @@ NEW_DENSE_CASES = [
 ]  # fmt: skip
 
 NEW_DENSE_TELLING = (
+    "gpt_neox-parallel",
     "gemma3n_text-shared-kv",
     "gemma4_text-keys-as-values",
     "gemma4_text-shared-kv",

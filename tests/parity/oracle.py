@@ -162,12 +162,13 @@ def _random(
     values = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return values * 0.5
-    if any(part in name for part in ("embed_tokens", "wte", "wpe")):
+    if any(part in name for part in ("embed_tokens", "embed_in", "wte", "wpe")):
         return values * (0.2 if tied else 1.0)
     if name.endswith("modality_router.weight"):  # whose input is divided by the width
         return values * math.sqrt(shape[-1])
-    queries = any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "c_attn"))
-    gain = 3.0 if "lm_head" in name else 1.5 if queries else 1.1
+    projections = ("q_proj", "k_proj", "qkv_proj", "query_key_value", "c_attn")
+    queries = any(part in name for part in projections)
+    gain = 3.0 if "lm_head" in name or "embed_out" in name else 1.5 if queries else 1.1
     fan_in = shape[0] if case.family == "gpt2" else shape[-1]
     return values * gain / math.sqrt(fan_in) if len(shape) > 1 else values
 

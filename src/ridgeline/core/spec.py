@@ -309,15 +309,15 @@ class LayerSpec:
 
     A post norm is applied to a branch's output before it is added (Gemma 2 and 3; OLMo 2, which
     has no other norms); a residual norm to the sum, which goes on normed (BERT, whose only norms
-    these are). ``parallel``: both branches read the same normed input (Phi-2), and there is no
-    ``mlp_norm``. ``scan`` reads what attention reads, and is added as well (Falcon-H1). The scales
-    multiply what each branch adds, those of norms what a branch reads. ``scaled_output``: a learned
-    number multiplies the residual behind the layer (Gemma 4). ``experts_beside`` the network of
-    ``mlp`` read the residual as well; both have norms of their own before and behind, and are added
-    before the post norm, all like ``mlp_norm``. A norm with a gain of its own, times D^-½, is what
-    their router reads (Gemma 4 26B). ``laurel_rank``: what attention reads, and its projection to
-    so many elements and back, normed like it, are added to the residual as well, and the sum is
-    times 2^-½ (LAuReL, arXiv 2411.07501; Gemma 3n).
+    these are). ``parallel``: both branches read the same input, normed once (Phi-2), or for the
+    second by ``mlp_norm`` (GPT-NeoX). ``scan`` reads what attention reads, and is added as well
+    (Falcon-H1). The scales multiply what each branch adds, those of norms what a branch reads.
+    ``scaled_output``: a learned number multiplies the residual behind the layer (Gemma 4).
+    ``experts_beside`` the network of ``mlp`` read the residual as well; both have norms of their
+    own before and behind, and are added before the post norm, all like ``mlp_norm``. A norm with a
+    gain of its own, times D^-½, is what their router reads (Gemma 4 26B). ``laurel_rank``: what
+    attention reads, and its projection to so many elements and back, normed like it, are added to
+    the residual as well, and the sum is times 2^-½ (LAuReL, arXiv 2411.07501; Gemma 3n).
     """
 
     attention: AttentionSpec | MLASpec | StateSpec | None

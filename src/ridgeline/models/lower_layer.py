@@ -78,6 +78,14 @@ def _check_scales(layer: LayerSpec) -> None:
     assert not layer.laurel_rank or layer.attention_scale == 1.0
 
 
+def _check_norms_apart(layer: LayerSpec) -> None:
+    """Assert that nothing else is kept in ``n`` while attention runs."""
+    assert not layer.scan
+    assert not layer.laurel_rank
+    assert not layer.experts_beside
+    assert not _is_gated(layer)
+
+
 def _own_kv_heads(spec: AttentionSpec) -> int:
     """KV heads that the layer computes."""
     return spec.num_kv_heads if spec.kv_layer is None else 0
@@ -100,16 +108,20 @@ class LayerLowering:
     ) -> list[Op]:
         _check_scales(layer)
         if layer.parallel:
-            assert layer.attention_norm is not None, "parallel branches share their norm"
-            assert layer.mlp_norm is None, "parallel branches share their norm"
-        assert not layer.parallel or (layer.attention and layer.mlp)
+            assert layer.attention_norm is not None, "parallel branches are normed"
+            assert layer.attention
+            assert layer.mlp
         ops = list[Op]()
         if streams is not None:
             ops.append(self.predict_streams(streams))
         src = "x"
+        if layer.parallel and layer.mlp_norm is not None:
+            _check_norms_apart(layer)
+            ops.append(self.mlp_norm("n", layer, layer.mlp_norm))
         if layer.attention_norm is not None:
             # h does not outlive the first branch, nor attention, after which a gate reads it again.
-            is_read_again = layer.parallel or layer.scan or layer.laurel_rank or _is_gated(layer)
+            shares_norm = layer.parallel and layer.mlp_norm is None
+            is_read_again = shares_norm or layer.scan or layer.laurel_rank or _is_gated(layer)
             src = "n" if is_read_again else "h"
             norm = self.norm("x", src, "attention_norm", layer.attention_norm)
             ops.append(replace(norm, scale=layer.attention_norm_scale))
@@ -129,7 +141,7 @@ class LayerLowering:
             spec = layer.attention_residual_norm
             ops.append(self.norm("x", "x", "attention_residual_norm", spec))
         if layer.mlp is not None:
-            ops += self.feed_forward(layer, layer.mlp, src if layer.parallel else "x")
+            ops += self.feed_forward(layer, layer.mlp, "n" if layer.parallel else "x")
         if streams is not None:
             ops.append(self.correct_streams(streams))
         if inputs is not None:
@@ -188,10 +200,9 @@ class LayerLowering:
     def feed_forward(self, layer: LayerSpec, mlp: MLPSpec | MoESpec, src: str) -> list[Op]:
         """The second branch, with its norms."""
         ops = list[Op]()
-        if layer.mlp_norm is not None:
+        if layer.mlp_norm is not None and not layer.parallel:
             src = "h"
-            norm = self.norm("x", src, "mlp_norm", layer.mlp_norm)
-            ops.append(replace(norm, scale=layer.mlp_norm_scale))
+            ops.append(self.mlp_norm(src, layer, layer.mlp_norm))
         if layer.experts_beside is not None:
             assert isinstance(mlp, MLPSpec)
             ops += self.beside_experts(mlp, layer.experts_beside, layer.mlp_norm)
@@ -205,6 +216,9 @@ class LayerLowering:
         if layer.mlp_residual_norm is not None:
             ops.append(self.norm("x", "x", "mlp_residual_norm", layer.mlp_residual_norm))
         return ops
+
+    def mlp_norm(self, dst: str, layer: LayerSpec, spec: NormSpec) -> Norm:
+        return replace(self.norm("x", dst, "mlp_norm", spec), scale=layer.mlp_norm_scale)
 
     def beside_experts(self, mlp: MLPSpec, experts: MoESpec, norm: NormSpec | None) -> list[Op]:
         """A network's normed output and that of experts, which are added."""

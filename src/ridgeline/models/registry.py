@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 _CALLED_AS_THEIR_FILE = """
 afmoe apertus arcee bamba bert bitnet cohere cohere2 cwm deepseek_v2 deepseek_v3 deepseek_v32 dots1
 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 gemma gemma2 gemma3_text glm glm4 glm4_moe
-glm4_moe_lite gpt2 gpt_oss granite granite_swa granitemoe granitemoehybrid hy_v3 lfm2 lfm2_moe
-llama mamba2 mellum mimo minimax_m2 ministral mistral mistral4 mixtral modernbert nemotron
+glm4_moe_lite gpt2 gpt_neox gpt_oss granite granite_swa granitemoe granitemoehybrid hy_v3 lfm2
+lfm2_moe llama mamba2 mellum mimo minimax_m2 ministral mistral mistral4 mixtral modernbert nemotron
 nemotron_h olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next seed_oss
 smollm3 stablelm starcoder2 youtu
 """

@@ -13,7 +13,6 @@ _LACKING = {
     "doge": "dynamic masks of attention",
     "falcon_mamba": "the Mamba state-space scan",
     "glm4v": "a vision tower",
-    "gpt_neox": "a norm for each of two parallel branches",
     "jamba": "the Mamba state-space scan",
     "jetmoe": "mixtures of attention heads",
     "kimi_linear": "a decay of linear attention for each channel",
