@@ -10,8 +10,9 @@ from ridgeline.bench import kept_rounds
 from ridgeline.bench.kept_rounds import KeptRounds
 from ridgeline.bench.step_timing import StepShape, StepTimer
 from ridgeline.core.plan import ModelRole
+from ridgeline.executors import executor_traits
 from ridgeline.executors.simulated import SimulatedExecutor
-from ridgeline.roofline import decode_batch
+from ridgeline.roofline import decode_batch, pass_work
 from ridgeline.roofline.batch import batches_of
 from ridgeline.roofline.calibration import describe, load, save
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
@@ -41,6 +42,13 @@ def test_a_quick_calibration_is_quick_and_says_so(tmp_path, monkeypatch):
     assert made.ceilings.conditions["quick"]
     assert "measured in 90 s" in describe(made)
     assert not (tmp_path / "kept").exists()
+
+
+def test_wide_matrices_are_in_no_cache_in_any_format():
+    """What a cache holds hides fewer products than what main memory brings."""
+    for form in executor_traits("cpu").calibrated_formats:
+        model = bench.price_of(bench.SHAPES["wide"], form, executor="cpu")
+        assert pass_work(model, decode_batch(1, 1)).num_bytes > 64 << 20
 
 
 def routed(executor):

@@ -66,11 +66,13 @@ def shape(
     return {**_BASE, **sizes, **changes}
 
 
-# Weights of the first two are beyond 128 MiB in 16 bits, so that no cache holds them. The third is
-# small: it alone tells what steps, ops and sequences take beside the weights, and is in every fit.
+# The first has matrices as wide as those of models that are served, beyond 64 MiB in int4, so that
+# no cache holds them: how much of a few tokens' products hides behind their reading is seen there.
+# Of the second a cache may hold a part of the codes. The third is small: it alone tells what steps,
+# ops and sequences take beside the weights, and is in every fit.
 SMALL = "small"
 SHAPES: Mapping[str, Config] = {
-    "wide": shape(1024, 2816, 6, 16, 4, 4096),
+    "wide": shape(2048, 5632, 3, 16, 4, 4096),
     "deep": shape(640, 1792, 14, 10, 10, 4096),
     SMALL: shape(256, 704, 6, 4, 2, 2048),
 }

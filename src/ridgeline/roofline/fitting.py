@@ -45,7 +45,7 @@ _PRIORS: Mapping[str, tuple[float, float]] = {
     "attention/load": (1.5, 2.0),
     "attention/product": (2.0, 2.0),
     "overlap/float": (2.0, 2.0),
-    "overlap/codes": (0.5, 2.0),
+    "overlap/codes": (4.0, 1.5),
     "overlap/tiles": (1.0, 2.0),
     "overlap/attention": (1.0, 2.0),
 }
