@@ -14,14 +14,26 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaForCausalLM
 
+from recipes.embedded import corpus
 from ridgeline import LLM, SamplingParams
-from ridgeline.models import read_config
+from ridgeline.compress.batches import WindowStream
+from ridgeline.compress.optimizer import OptimizerConfig
+from ridgeline.compress.pretrain import (
+    LossFunction,
+    Schedule,
+    TrainingConfig,
+    autocast,
+    fast_dtype,
+    train,
+)
+from ridgeline.compress.trainable import TrainableLlama, load_exported
+from ridgeline.text import Tokenizer
 from ridgeline.weights import locate_model
 
 FEATURE_LAYERS = (1, 3, 5)  # of 5
@@ -54,16 +66,17 @@ class Drafter(nn.Module):
         for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm"):
             self.weights[name] = nn.Parameter(torch.ones(hidden))
 
-    def start_from(self, target: LlamaForCausalLM, rows_R: Tensor) -> None:
+    def start_from(self, target: TrainableLlama, rows_R: Tensor) -> None:
         """Begin as the target's last layer and head, with its last features as they are."""
-        last, own, hidden = target.model.layers[-1], self.weights, target.config.hidden_size
+        last, own = target.model.layers[-1].state_dict(), self.weights
+        hidden = target.shape.hidden_size
         with torch.no_grad():
             own["fc"].zero_()[:, -hidden:] = torch.eye(hidden)
-            own["lm_head"].copy_(target.lm_head.weight[rows_R])
+            own["lm_head"].copy_(target.model.embed_tokens.weight[rows_R])
             own["norm"].copy_(target.model.norm.weight)
-            own["post_attention_layernorm"].copy_(last.post_attention_layernorm.weight)
+            own["post_attention_layernorm"].copy_(last["post_attention_layernorm.weight"])
             for name in ("gate_proj", "up_proj", "down_proj"):
-                own[name].copy_(getattr(last.mlp, name).weight)
+                own[name].copy_(last[f"mlp.{name}.weight"])
             own["o_proj"].zero_()
 
     def forward(self, embedded_BTD: Tensor, features_BTW: Tensor, num_steps: int) -> list[Tensor]:
@@ -127,136 +140,159 @@ class Drafter(nn.Module):
         return turned
 
 
-def samples(num_texts: int, num_tokens: int, *, seed: int) -> Tensor:
-    """Tokens ``[N, T]`` that the embedded model says, at a temperature of 1."""
+def corpus_windows(tokenizer: Tokenizer, *, num_documents: int, length: int) -> WindowStream:
+    """Windows of what the embedded model was trained on, but for tests."""
+    documents, _ = corpus.split(corpus.collect(corpus.library_folder()))
+    texts = [document.text for document in documents if document.kind != "tests"]
+    chosen = np.random.default_rng(0).permutation(len(texts))[:num_documents]
+    ids = np.concatenate([tokenizer.encode(texts[place]) for place in chosen])
+    return WindowStream(ids=ids, length_tokens=length, seed=0)
+
+
+def continued(llm: LLM, windows: WindowStream, *, num_texts: int) -> WindowStream:
+    """What the embedded model says at a temperature of 1 after the first quarter of windows."""
+    length = windows.length_tokens
+    prompts = [windows.window(number)[: length // 4].tolist() for number in range(num_texts)]
     params = [
-        SamplingParams(temperature=1.0, seed=seed + n, max_tokens=num_tokens - 1, ignore_eos=True)
+        SamplingParams(temperature=1.0, seed=n, max_tokens=length - length // 4, ignore_eos=True)
         for n in range(num_texts)
     ]
-    with LLM(max_model_len=num_tokens + 8) as llm:
-        outputs = llm.generate([[0]] * num_texts, params)
-    return torch.tensor([[0, *output.outputs[0].token_ids] for output in outputs])
+    said = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    ids = [token for texts in zip(prompts, said, strict=True) for text in texts for token in text]
+    return WindowStream(ids=np.array([*ids, 0]), length_tokens=length, seed=1)
 
 
-def features_of(target: LlamaForCausalLM, token_ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+def training_streams(
+    folder: Path, *, num_documents: int, num_texts: int, length: int
+) -> tuple[WindowStream, WindowStream]:
+    """The corpus, and what the model goes on with; kept in ``folder``."""
+    file = folder / f"texts-{num_documents}-{num_texts}-{length}.npz"
+    if not file.exists():
+        with LLM(max_model_len=length + 8) as llm:
+            assert llm.tokenizer is not None
+            windows = corpus_windows(llm.tokenizer, num_documents=num_documents, length=length)
+            said = continued(llm, windows, num_texts=num_texts)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(file, corpus=windows.ids, said=said.ids)
+    arrays = np.load(file)
+    return (
+        WindowStream(ids=arrays["corpus"], length_tokens=length, seed=0),
+        WindowStream(ids=arrays["said"], length_tokens=length, seed=1),
+    )
+
+
+def features_of(target: TrainableLlama, token_ids_BT: Tensor) -> tuple[Tensor, Tensor]:
     """What a drafter reads, ``[B, T, W]``, and the target's logits ``[B, T, V]``."""
     kept: list[Tensor] = []
     hooks = [
-        target.model.layers[layer - 1].register_forward_hook(
-            lambda _m, _i, out: kept.append(out[0] if isinstance(out, tuple) else out)
-        )
+        target.model.layers[layer - 1].register_forward_hook(lambda _m, _i, out: kept.append(out))
         for layer in FEATURE_LAYERS
     ]
     with torch.no_grad():
-        logits = target(token_ids_BT).logits
+        logits = target(token_ids_BT)
     for hook in hooks:
         hook.remove()
     return torch.cat(kept, -1), logits
 
 
-Guesses = list[tuple[Tensor, Tensor, Tensor]]
+Guesses = list[tuple[Tensor, Tensor]]
+"""For each distance logits ``[B, T, R]`` and the target's probabilities ``[B, T, R]``."""
 
 
-def train_drafter(
-    optimizer: torch.optim.Optimizer,
-    token_ids_NT: Tensor,
-    guesses_of: Callable[[Tensor], Guesses],
-    *,
-    num_steps: int,
-    batch: int,
-) -> None:
-    """By cross-entropy with the target's probabilities, at the optimizer's rate after 20 steps.
+def guessing_loss(guesses_of: Callable[[Tensor], Guesses]) -> LossFunction:
+    """Cross-entropy with the target's probabilities, those of guesses further away by less.
 
-    ``guesses_of`` some texts gives, for each distance, logits ``[B, T, R]``, the target's
-    probabilities ``[B, T, R]``, and whether the likeliest tokens are the same ``[B, T]``.
+    Matrix products are in the type that the processor multiplies fastest.
     """
-    (group,) = optimizer.param_groups
-    rate, parameters = group["lr"], group["params"]
-    generator = torch.Generator().manual_seed(0)
-    for step in range(num_steps):
-        group["lr"] = rate * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / num_steps)
-        chosen = torch.randint(len(token_ids_NT), (batch,), generator=generator)
-        losses, agree = [], []
-        for place, (logits, shares, is_right) in enumerate(guesses_of(token_ids_NT[chosen])):
-            loss = -(shares * torch.log_softmax(logits, -1)).sum(-1).mean()
-            losses.append(DECAY**place * loss)
-            agree.append(is_right.float().mean().item())
-        optimizer.zero_grad()
-        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        if step % 20 == 0 or step == num_steps - 1:
-            shown = " ".join(f"{each:.3f}" for each in agree)
-            print(f"step {step}: loss {sum(losses):.3f}, agrees in {shown}", flush=True)
+
+    def loss(ids_BT: Tensor, _next: Tensor) -> Tensor:
+        with autocast(fast_dtype()):
+            guesses = guesses_of(ids_BT)
+        losses = [
+            -(DECAY**place) * (shares * torch.log_softmax(logits.float(), -1)).sum(-1).mean()
+            for place, (logits, shares) in enumerate(guesses)
+        ]
+        return torch.stack(losses).sum()
+
+    return loss
 
 
-def train(
-    drafter: Drafter,
-    target: LlamaForCausalLM,
-    token_ids_NT: Tensor,
-    rows_R: Tensor,
-    *,
-    num_steps: int,
-    batch: int,
-    depth: int,
-    rate: float,
-) -> None:
-    """On the target's probabilities of the drafter's tokens; mutates ``drafter``."""
+def drafter_guesses(
+    drafter: Drafter, target: TrainableLlama, rows_R: Tensor, depth: int
+) -> Callable[[Tensor], Guesses]:
+    """What the drafter guesses of ``depth`` tokens, among those that it has."""
     embedding = target.model.embed_tokens.weight.detach()
 
-    def guesses_of(tokens_BT: Tensor) -> Guesses:
-        features, target_logits = features_of(target, tokens_BT)
-        found = []
-        for place, logits in enumerate(
-            drafter(embedding[tokens_BT[:, 1:]], features[:, :-1], depth)
-        ):
-            wanted = target_logits[:, 1 + place :, :]
-            rows = logits[:, : wanted.shape[1]]
-            shares = torch.softmax(wanted, -1)[..., rows_R]
-            found.append((rows, shares, rows_R[rows.argmax(-1)] == wanted.argmax(-1)))
-        return found
+    def guesses_of(ids_BT: Tensor) -> Guesses:
+        features, target_logits = features_of(target, ids_BT)
+        shares = torch.softmax(target_logits.float(), -1)[..., rows_R]
+        steps = drafter(embedding[ids_BT[:, 1:]], features[:, :-1], depth)
+        wanted = [shares[:, 1 + place :] for place in range(depth)]
+        return [(each[:, : w.shape[1]], w) for each, w in zip(steps, wanted, strict=True)]
 
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=rate, betas=(0.9, 0.95))
-    train_drafter(optimizer, token_ids_NT, guesses_of, num_steps=num_steps, batch=batch)
+    return guesses_of
 
 
-def main() -> None:
-    """Train one as the options say, and write its folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def training_config(options: argparse.Namespace, *, muon: bool) -> TrainingConfig:
+    """A third of the steps is decay, on what the model says."""
+    decay = options.steps // 3
+    return TrainingConfig(
+        schedule=Schedule(
+            warmup_steps=20, stable_steps=options.steps - decay - 20, decay_steps=decay
+        ),
+        optimizer=OptimizerConfig(
+            matrix_lr=0.01, other_lr=options.rate, dtype=fast_dtype(), muon=muon
+        ),
+        micro_batch_tokens=options.batch * options.tokens,
+        num_micro_batches=1,
+        checkpoint_every=10,
+        log_every=10,
+        compile=False,
+    )
+
+
+def parse_options(description: str | None, **more: int) -> argparse.Namespace:
+    """What both recipes of drafters are told."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
-    for name, default in (
-        ("texts", 512), ("tokens", 128), ("steps", 400), ("batch", 8), ("depth", 3),
-        ("vocabulary", 2048),
-    ):  # fmt: skip
+    defaults = {
+        "documents": 600,
+        "texts": 512,
+        "tokens": 256,
+        "batch": 8,
+        "steps": 600,
+        "threads": 2,
+    }
+    for name, default in (defaults | more).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rate", type=float, default=1e-3)
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    target = LlamaForCausalLM.from_pretrained(locate_model(None), dtype=torch.float32)
-    target.eval()  # type: ignore[no-untyped-call]
-    token_ids_NT = samples(options.texts, options.tokens, seed=1000)
-    common = Counter(token_ids_NT.flatten().tolist()).most_common(options.vocabulary)
+    return options
+
+
+def main() -> None:
+    """Train one as the options say, and write its folder; a stopped run is gone on with."""
+    options = parse_options(__doc__, depth=3, vocabulary=2048)
+    target = load_exported(locate_model(None)).eval().requires_grad_(False)
+    run = options.folder / "training"
+    stable, decay = training_streams(
+        run, num_documents=options.documents, num_texts=options.texts, length=options.tokens
+    )
+    common = Counter(stable.ids.tolist()).most_common(options.vocabulary)
     rows_R = torch.tensor(sorted(token for token, _ in common))
-    shape = target.config
-    layer = {
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        **{
-            name: getattr(shape, name)
-            for name in (
-                "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-                "head_dim", "rms_norm_eps", "max_position_embeddings", "vocab_size",
-            )
-        },
-        "rope_theta": read_config(locate_model(None))["rope_theta"],
-    }  # fmt: skip
+    layer = target.shape.hf_config(bos_token_id=0, eos_token_ids=[0]) | {"num_hidden_layers": 1}
     drafter = Drafter(layer | {"draft_vocab_size": len(rows_R)})
     drafter.start_from(target, rows_R)
     train(
-        drafter, target, token_ids_NT, rows_R, num_steps=options.steps, batch=options.batch,
-        depth=options.depth, rate=options.rate,
-    )  # fmt: skip
-    options.folder.mkdir(parents=True, exist_ok=True)
+        model=drafter,
+        loss_function=guessing_loss(drafter_guesses(drafter, target, rows_R, options.depth)),
+        stable=stable,
+        decay=decay,
+        config=training_config(options, muon=True),
+        folder=run,
+    )
     config = {
         "speculators_model_type": "eagle3",
         "draft_vocab_size": len(rows_R),

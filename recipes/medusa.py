@@ -6,17 +6,23 @@ Each begins as the model's own head and learns what the model says at its distan
 Shapes: T positions, D hidden, V tokens.
 """
 
-import argparse
 import json
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaForCausalLM
 
-from recipes.eagle3 import Guesses, samples, train_drafter
+from recipes.eagle3 import (
+    Guesses,
+    guessing_loss,
+    parse_options,
+    training_config,
+    training_streams,
+)
+from ridgeline.compress.pretrain import train
+from ridgeline.compress.trainable import TrainableLlama, load_exported
 from ridgeline.weights import locate_model
 
 
@@ -53,52 +59,37 @@ class Heads(nn.Module):
         }
 
 
-def train(
-    heads: Heads,
-    target: LlamaForCausalLM,
-    token_ids_NT: Tensor,
-    *,
-    num_steps: int,
-    batch: int,
-    rate: float,
-) -> None:
-    """On the target's probabilities; mutates ``heads``."""
+def heads_guesses(heads: Heads, target: TrainableLlama) -> Callable[[Tensor], Guesses]:
+    """What each head guesses."""
 
-    def guesses_of(tokens_BT: Tensor) -> Guesses:
+    def guesses_of(ids_BT: Tensor) -> Guesses:
         with torch.no_grad():
-            hidden = target.model(tokens_BT).last_hidden_state
-            wanted = torch.softmax(target.lm_head(hidden), -1)
-        found = []
-        for place, logits in enumerate(heads(hidden)):
-            shares = wanted[:, 1 + place :]
-            rows = logits[:, : shares.shape[1]]
-            found.append((rows, shares, rows.argmax(-1) == shares.argmax(-1)))
-        return found
+            hidden = target.model(ids_BT)
+            logits = functional.linear(hidden, target.model.embed_tokens.weight)
+            shares = torch.softmax(logits.float(), -1)
+        wanted = [shares[:, 1 + place :] for place in range(heads.num_heads)]
+        return [(each[:, : w.shape[1]], w) for each, w in zip(heads(hidden), wanted, strict=True)]
 
-    optimizer = torch.optim.AdamW(heads.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0)
-    train_drafter(optimizer, token_ids_NT, guesses_of, num_steps=num_steps, batch=batch)
+    return guesses_of
 
 
 def main() -> None:
-    """Train some as the options say, and write their folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    for name, default in (
-        ("heads", 3), ("texts", 256), ("tokens", 128), ("steps", 200), ("batch", 8),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    target = LlamaForCausalLM.from_pretrained(locate_model(None), dtype=torch.float32)
-    target.eval()  # type: ignore[no-untyped-call]
-    token_ids_NT = samples(options.texts, options.tokens, seed=1000)
-    heads = Heads(options.heads, target.lm_head.weight)
+    """Train some as the options say, and write their folder; a stopped run is gone on with."""
+    options = parse_options(__doc__, heads=3)
+    target = load_exported(locate_model(None)).eval().requires_grad_(False)
+    run = options.folder / "training"
+    stable, decay = training_streams(
+        run, num_documents=options.documents, num_texts=options.texts, length=options.tokens
+    )
+    heads = Heads(options.heads, target.model.embed_tokens.weight)
     train(
-        heads, target, token_ids_NT,
-        num_steps=options.steps, batch=options.batch, rate=options.rate,
-    )  # fmt: skip
-    options.folder.mkdir(parents=True, exist_ok=True)
+        model=heads,
+        loss_function=guessing_loss(heads_guesses(heads, target)),
+        stable=stable,
+        decay=decay,
+        config=training_config(options, muon=False),
+        folder=run,
+    )
     config = {"medusa_num_heads": options.heads, "medusa_num_layers": 1}
     (options.folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(heads.tensors(), options.folder / "model.safetensors")

@@ -47,7 +47,7 @@ def orthogonalize(update_NRC: Tensor) -> Tensor:
 
 
 class MuonAdam:
-    """Muon (Jordan et al. 2024) on decoder matrices, AdamW on embeddings and norms.
+    """Muon (Jordan et al. 2024) on decoder matrices, AdamW on embeddings, heads and norms.
 
     ``step`` changes the parameters and ``state``; ``state`` maps a name to a float32 tensor, so
     that a checkpoint is one safetensors file. Of parameters that are cut over ranks it is cut
@@ -61,8 +61,8 @@ class MuonAdam:
         self.matrices: dict[torch.Size, dict[str, nn.Parameter]] = {}
         trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
         for name, parameter in trained:
-            is_matrix = parameter.ndim == 2 and "embed_tokens" not in name
-            if config.muon and is_matrix:
+            is_table = "embed_tokens" in name or "lm_head" in name
+            if config.muon and parameter.ndim == 2 and not is_table:
                 self.matrices.setdefault(parameter.shape, {})[name] = parameter
                 self.state[f"{name}.momentum"] = torch.zeros_like(parameter)
             else:
