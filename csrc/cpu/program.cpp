@@ -74,12 +74,14 @@ struct rl_program {
   void run_head(Context& c, const int32_t* rows, int32_t num_rows, float* logits,
                 float* maxima) const {
     int32_t width = head.matrix.columns, vocab = vocab_size();
-    float* dense = c.gathered.get<float>(static_cast<int64_t>(num_rows) * width);
-    for (int32_t i = 0; i < num_rows; ++i)
-      std::copy_n(c.row(RL_H, rows[i]), width, dense + static_cast<int64_t>(i) * width);
-    const LogitsOutput output{head_scale, head_softcap, maxima};
-    Target target{&head, logits, vocab, &output};
-    apply(c, {dense, width, num_rows, width}, &target, 1, false);
+    if (width > 0) {  // a rank may have none of it, and gathers the others' logits
+      float* dense = c.gathered.get<float>(static_cast<int64_t>(num_rows) * width);
+      for (int32_t i = 0; i < num_rows; ++i)
+        std::copy_n(c.row(RL_H, rows[i]), width, dense + static_cast<int64_t>(i) * width);
+      const LogitsOutput output{head_scale, head_softcap, maxima};
+      Target target{&head, logits, vocab, &output};
+      apply(c, {dense, width, num_rows, width}, &target, 1, false);
+    }
     if (logit_parts.empty()) return;
     auto* bytes = reinterpret_cast<uint8_t*>(logits);
     Parts parts{bytes, logit_parts.back(), bytes, logit_parts.back(), logit_parts.data(), num_rows};

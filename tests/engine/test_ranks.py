@@ -109,6 +109,29 @@ def test_ranks_that_share_experts_give_the_tokens_of_one_process(open_llm, specu
         assert llm._engine.scheduler.num_preemptions > 0
 
 
+@pytest.mark.parametrize(
+    ("speculation", "settings"),
+    [
+        ("off", {"pair": "experts", "max_num_batched_tokens": 24, "pool_tokens": 192}),
+        ("ngram", {"quantization": "int4", "kv_cache_dtype": "int8"}),
+    ],
+    ids=["experts and preemption", "n-grams"],
+)
+def test_networks_in_a_process_of_their_own_give_the_tokens_of_one(open_llm, speculation, settings):
+    with open_llm(speculation, max_model_len=160, **settings) as llm:
+        expected = _outputs(llm)
+    with open_llm(speculation, max_model_len=160, split_feed_forward=True, **settings) as llm:
+        assert _outputs(llm) == expected
+        executor, scheduler = llm._engine.executor, llm._engine.scheduler
+        assert executor.num_ranks == 2
+        assert "pool_tokens" not in settings or scheduler.num_preemptions > 0
+        ops = lower(executor.spec())
+        model = ExecutorModel(spec=executor.spec(), ops=ops, weights={}, dtype="float32")
+        priced = with_exchanges(model, executor, ModelRole.TARGET)
+    # To the networks and back in each layer, and the logits.
+    assert len(priced.ops) == len(ops) + 2 * len(executor.spec().layers) + 1
+
+
 def test_tokens_of_each_expert_are_counted_in_all_stages(open_llm):
     """By one process, and by two ranks in each of two stages."""
     found, skews = [], []

@@ -12,6 +12,8 @@ class ParallelLayout:
     Ranks are numbered with the tensor axis fastest, then context, pipeline and data. Experts are
     spread over the tensor × context × data ranks, whose product ``expert`` must divide, or be a
     multiple of: then several ranks have the same of all but the experts.
+    ``splits_operators``: of two ranks, one has the feed-forward networks alone, and the other one
+    all else; this goes with no other axis.
     ``stage_borders``: the pipeline's stage s has the layers
     ``[stage_borders[s], stage_borders[s + 1])``; empty where that is not decided.
     """
@@ -22,6 +24,7 @@ class ParallelLayout:
     expert: int = 1
     data: int = 1
     stage_borders: tuple[int, ...] = ()
+    splits_operators: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "context", "expert", "data"):
@@ -40,7 +43,19 @@ class ParallelLayout:
     @property
     def stage_ranks(self) -> int:
         """Ranks that have the same layers."""
+        if self.splits_operators:
+            return 2
         return max(self.tensor * self.context * self.data, self.expert)
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of a stage that share its experts."""
+        return 1 if self.splits_operators else self.stage_ranks
+
+    @property
+    def num_copies(self) -> int:
+        """Ranks that have the same of all but the experts."""
+        return 1 if self.splits_operators else self.stage_ranks // self.tensor
 
     def coordinates(self, rank: int) -> tuple[int, int, int, int]:
         """(tensor, context, pipeline, data) coordinates of a rank."""

@@ -72,7 +72,7 @@ def make_observer(
 
 def load_of_experts(executor: Executor) -> ExpertLoad | None:
     """How an executor's tokens were spread over experts, and over the ranks that share them."""
-    return expert_load(executor.expert_tokens(), executor.layout_for().stage_ranks)
+    return expert_load(executor.expert_tokens(), executor.layout_for().expert_ranks)
 
 
 def with_exchanges(model: ExecutorModel, executor: Executor, role: ModelRole) -> ExecutorModel:
@@ -82,13 +82,12 @@ def with_exchanges(model: ExecutorModel, executor: Executor, role: ModelRole) ->
     layout = executor.layout_for(role)
     if layout.num_ranks == 1:
         return model
-    times = layout.stage_ranks // layout.tensor
     ops: list[Op] = []
     for op in model.ops:
-        if isinstance(op, MoE) and layout.stage_ranks > 1:
-            ops.append(replace(op, borders=borders(op.router.shape[0], layout.stage_ranks)))
+        if isinstance(op, MoE) and layout.expert_ranks > 1:
+            ops.append(replace(op, borders=borders(op.router.shape[0], layout.expert_ranks)))
         else:
-            ops.extend([op] * times)
+            ops.extend([op] * layout.num_copies)
     return replace(model, ops=(*ops, *executor.exchanges(role)))
 
 

@@ -127,8 +127,8 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
         able = ", ".join(each.name for each in _TRAITS.values() if each.runs_parts)
         raise SettingsError(
             f"The {name} executor runs no parts of models; tensor_parallel_size, "
-            "pipeline_parallel_size, expert_parallel_size and context_parallel_size are for "
-            f"{able}."
+            "pipeline_parallel_size, expert_parallel_size, context_parallel_size and "
+            f"split_feed_forward are for {able}."
         )
     if config.context_parallel_size > 1 and not traits.shares_contexts:
         able = ", ".join(each.name for each in _TRAITS.values() if each.shares_contexts)
@@ -154,7 +154,8 @@ def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:
     if config.num_ranks > 1:
         raise SettingsError(
             "weights_memory_bytes does not work with tensor_parallel_size, "
-            "pipeline_parallel_size, expert_parallel_size or context_parallel_size."
+            "pipeline_parallel_size, expert_parallel_size, context_parallel_size or "
+            "split_feed_forward."
         )
 
 
@@ -173,6 +174,7 @@ def _check_shared_kv(models: Models, config: EngineConfig, traits: ExecutorTrait
         "pipeline_parallel_size": config.pipeline_parallel_size > 1,
         "expert_parallel_size": config.expert_parallel_size > 1,
         "context_parallel_size": config.context_parallel_size > 1,
+        "split_feed_forward": config.split_feed_forward,
         "workers": config.workers > 0,
     }
     if name := _first_set(lacking):

@@ -17,6 +17,7 @@ from ridgeline.core.ops import Op, Weight
 from ridgeline.core.parallel_layout import ParallelLayout, borders
 from ridgeline.core.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, NormScope
 from ridgeline.models.lower import lower
+from ridgeline.models.operator_split import operator_part
 
 Range = tuple[int, int]
 _Heads = TypeVar("_Heads", ops.HeadNorm, ops.Rope, ops.Attend, ops.QKVProject)
@@ -43,6 +44,9 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
     _check_shared_kv(spec)
     if layout.stage_ranks == 1:
         return Shard(spec=spec, ops=lower(spec), rows={})
+    if layout.splits_operators:
+        own_spec, own_ops = operator_part(spec, place)
+        return Shard(spec=own_spec, ops=own_ops, rows={})
     if layout.context > 1:
         return Shard(spec=spec, ops=_with_contexts(spec, layout.context), rows={})
     of_experts = _Parts(spec, layout.stage_ranks, place)

@@ -28,6 +28,9 @@ class ParallelSettings:
         context_parallel_size: processes that have a part of each sequence's KV, and compute a part
             of long prompts; they share this machine's processors, and give the tokens of one
             process. It goes with no other of these sizes.
+        split_feed_forward: the feed-forward networks in a process of their own, beside one that has
+            attention and all else (attention-FFN disaggregation), with the tokens of one process.
+            It goes with none of these sizes.
         workers: other machines that join by `ridgeline worker`; all have as many of the ranks.
         worker_address: HOST:PORT at which they join.
         worker_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)
@@ -44,6 +47,7 @@ class ParallelSettings:
     pipeline_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     expert_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     context_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
+    split_feed_forward: bool = False
 
     workers: Annotated[int, Meta(ge=0, le=MAX_RANKS - 1)] = 0
     worker_address: str = "0.0.0.0:7070"
@@ -57,6 +61,9 @@ class ParallelSettings:
     def num_ranks(self) -> int:
         """Processes that compute one model."""
         in_a_stage = max(
-            self.tensor_parallel_size, self.expert_parallel_size, self.context_parallel_size
+            self.tensor_parallel_size,
+            self.expert_parallel_size,
+            self.context_parallel_size,
+            1 + self.split_feed_forward,
         )
         return in_a_stage * self.pipeline_parallel_size

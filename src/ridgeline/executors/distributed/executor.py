@@ -93,6 +93,7 @@ class DistributedExecutor(Executor):
             pipeline_parallel_size=1,
             expert_parallel_size=1,
             context_parallel_size=1,
+            split_feed_forward=False,
             workers=0,
             executor=executor,
             **WITHOUT_RAY,

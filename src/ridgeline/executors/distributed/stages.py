@@ -30,6 +30,9 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     expert = config.expert_parallel_size
     if config.context_parallel_size > 1:
         return _of_contexts(config)
+    if config.split_feed_forward:
+        _check_alone(config, "split_feed_forward")
+        return ParallelLayout(splits_operators=True)
     if expert > 1 and expert % tensor:
         raise SettingsError(
             f"expert_parallel_size ({expert}) must be a multiple of tensor_parallel_size "
@@ -49,18 +52,22 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     return ParallelLayout(tensor=tensor, expert=expert, pipeline=num_stages, stage_borders=borders)
 
 
-def _of_contexts(config: EngineConfig) -> ParallelLayout:
-    lacking = {
-        "tensor_parallel_size": config.tensor_parallel_size > 1,
-        "pipeline_parallel_size": config.pipeline_parallel_size > 1,
-        "expert_parallel_size": config.expert_parallel_size > 1,
-        "workers": config.workers > 0,
-        "kv_ram_tier_bytes": config.kv_ram_tier_bytes > 0,
-        **{name: bool(getattr(config, name)) for name in SHARED_TIERS},
-    }
+def _check_alone(config: EngineConfig, setting: str, *others: str) -> None:
+    """
+    Raises:
+        SettingsError: the model is spread in another way besides, or one of ``others`` is set.
+    """
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
+    lacking = {name: getattr(config, name) > 1 for name in sizes}
+    lacking |= {name: bool(getattr(config, name)) for name in ("workers", *others)}
     for name, is_set in lacking.items():
         if is_set:
-            raise SettingsError(f"{name} does not work with context_parallel_size; leave one out.")
+            raise SettingsError(f"{name} does not work with {setting}; leave one out.")
+
+
+def _of_contexts(config: EngineConfig) -> ParallelLayout:
+    others = ("split_feed_forward", "kv_ram_tier_bytes", *SHARED_TIERS)
+    _check_alone(config, "context_parallel_size", *others)
     if RUN_TOKENS % config.block_tokens or config.block_tokens > MOST_BLOCK_TOKENS:
         raise SettingsError(
             f"context_parallel_size works with block_tokens of 16, 32 and {MOST_BLOCK_TOKENS}, not "
@@ -72,7 +79,7 @@ def _of_contexts(config: EngineConfig) -> ParallelLayout:
 def layout_of_draft(target: ParallelLayout) -> ParallelLayout:
     """A draft model is whole in every stage; its matrices are split as the target's are, over ranks
     that exchange with as many."""
-    if target.tensor == 1:
+    if target.tensor == 1:  # whole
         return ParallelLayout()
     return ParallelLayout(tensor=target.tensor, expert=target.expert)
 

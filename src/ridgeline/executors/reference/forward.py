@@ -105,13 +105,13 @@ class Forward(TokenOps):
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits ``[N, V]`` of some rows of what `run` returned."""
-        head, *gathers = (op for op in self._model.ops if isinstance(op, _OF_LOGITS))
-        assert isinstance(head, ops.Head)
-        logits = functional.linear(hidden_ND, self._weight(head.weight), self._optional(head.bias))
-        logits = kernels.softcap(kernels.wide(logits) * head.scale, head.softcap)
-        for gather in gathers:
-            assert isinstance(gather, ops.GatherLogits)
-            logits = self.gathered(logits, gather)
+        logits = kernels.wide(hidden_ND[:, :0])  # a rank may have none of the head
+        for op in self._model.ops:
+            if isinstance(op, ops.Head):
+                own = functional.linear(hidden_ND, self._weight(op.weight), self._optional(op.bias))
+                logits = kernels.softcap(kernels.wide(own) * op.scale, op.softcap)
+            elif isinstance(op, ops.GatherLogits):
+                logits = self.gathered(logits, op)
         if (token_ids := self._model.token_ids) is not None:
             whole = on_whole_vocabulary(as_array(logits), token_ids, self._model.spec.vocab_size)
             return as_tensor(whole)
