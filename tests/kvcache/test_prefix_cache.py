@@ -83,6 +83,18 @@ def test_what_was_evicted_comes_back_under_its_child():
     assert insert(cache, (1, 2)) == [first]
 
 
+def test_what_was_evicted_comes_back_under_another_of_its_tokens():
+    cache = make(num_blocks=(4,))
+    first, last = insert(cache, (1, 2, 3, 4))
+    cache.pools[0].release(cache.pools[0].allocate(4))
+    (again,) = insert(cache, (1, 2))
+    (child,) = insert(cache, (5, 6), parent=last)
+    assert again is not first and (child.parent, last.parent) == (last, again)
+    assert again.num_children == 1 and insert(cache, (3, 4), parent=first) == [last]
+    assert found(cache, (1, 2, 3, 4, 5, 6)) == 3
+    cache.check_integrity()
+
+
 def test_what_nobody_used_for_its_time_to_live_is_forgotten():
     cache = make(num_blocks=(8,), ttl_s=10.0)
     cache.tick(100.0)

@@ -130,6 +130,18 @@ def test_names_of_which_nothing_is_wanted_are_any(wanted):
     assert lowered_schema({"propertyNames": wanted}) == {}
 
 
+@pytest.mark.parametrize("bound", [("minimum", 2**63), ("exclusiveMaximum", -(2**63))])
+def test_bounds_beyond_64_bits_are_refused_for_integers_alone(bound):
+    name, value = bound
+    for kinds in ("integer", ["null", "integer"]):
+        with pytest.raises(ValueError, match=f"{name} is beyond integers of 64 bits"):
+            lowered_schema({"type": kinds, name: value})
+    nearer = value + (-1 if value > 0 else 1)
+    for kinds, within in (("number", value), (["string"], value), ("integer", nearer)):
+        schema = {"type": kinds, name: within}
+        assert lowered_schema(schema) == schema
+
+
 def test_a_pattern_is_looked_for_in_a_name_where_that_is_quick():
     assert matches_name("^a[0-9]+$", "a12") and matches_name("b", "abc")
     assert matches_name("^a[0-9]+$", "b12") is False
