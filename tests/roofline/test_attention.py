@@ -71,7 +71,7 @@ def test_a_batch_has_the_pairs_and_rows_that_its_queries_see(window):
 @pytest.mark.parametrize("window", [None, 4])
 def test_attention_both_ways_computes_the_pairs_on_both_sides(window):
     op = BidirectionalAttend(
-        num_heads=6, num_kv_heads=2, head_dim=8, scale=1.0, window=window, softcap=None
+        num_heads=6, num_kv_heads=3, head_dim=8, scale=1.0, window=window, softcap=None
     )
     lengths = (1, 3, 9)
     pairs = sum(
@@ -82,8 +82,12 @@ def test_attention_both_ways_computes_the_pairs_on_both_sides(window):
     )
     work = op_work(op, make_batch([(0, length) for length in lengths]), model_of(CONFIG))
     assert work.flops == 2 * 2 * pairs * 6 * 8
-    assert work.activation_bytes == sum(lengths) * (6 + 6 + 2 + 2) * 8 * 2
+    assert work.activation_bytes == sum(lengths) * (6 + 6 + 3 + 3) * 8 * 2
     assert work.kv_read_bytes == work.weight_bytes == 0
+    four = model_of(CONFIG, layout=ParallelLayout(tensor=2, context=2))
+    assert (
+        op_work(op, make_batch([(0, length) for length in lengths]), four).flops == work.flops / 4
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -145,12 +149,14 @@ def test_ranks_that_share_contexts_exchange_blocks_of_long_ranges_and_splits_of_
         lengths = [stop - start for start, stop in bounds]
         own = sum(length if length < long else length / 2 for length in lengths)
         assert work.activation_bytes == own * 2 * 6 * 8 * 2 + 3 * work.link_bytes
+        seen = sum(stop if stop - start >= long else stop / 2 for start, stop in bounds)
+        assert work.kv_read_bytes == seen * row
         return work.link_bytes, work.link_messages
 
     # All blocks of the range, and those before it, of which the one that it begins in comes twice.
     assert exchanged((0, long)) == (long * row / 2, 1)
-    blocks = ceil((5 + long) / size) + 1
-    assert exchanged((5, 5 + long)) == (blocks * size * row / 2, 2)
+    blocks = ceil((21 + long) / size) + 1
+    assert exchanged((21, 21 + long)) == (blocks * size * row / 2, 2)
     # A token's 6 heads for each run of 512, each a maximum, a sum and a width of 8 that becomes 16.
     assert exchanged((511, 512)) == (6 * 1 * 18 * 4 / 2, 1)
     assert exchanged((512, 513), (0, 3)) == (6 * (2 + 3) * 18 * 4 / 2, 1)

@@ -451,7 +451,7 @@ def through(server, respond=lambda _: 200, *, path="/nothing", key=FAST, **heade
     return sent[0]["status"], {name.decode(): text.decode() for name, text in sent[0]["headers"]}
 
 
-@pytest.mark.parametrize("count", [0, 32, 33])
+@pytest.mark.parametrize("count", [33, 32, 0])
 def test_a_header_names_the_first_32_fields_that_were_ignored(guarded, count):
     names = [f"f{number}" for number in range(count)][2:]
     names = ["a\r\nb", "x" * 100, *names] if count else []

@@ -122,16 +122,21 @@ def test_weights_are_stored_where_they_are_read(tmp_path: Path) -> None:
         "second": TensorSource(name="each", of_each=(3, 2, 3)),
         "conv": TensorSource(name="conv", squeeze=True),
         "experts": TensorSource(name="experts.{e}"),
+        "in": TensorSource(name="in_out", rows=(0, 3)),
+        "out": TensorSource(name="in_out", rows=(3, 5)),
+        "turned": TensorSource(name="turned", transpose=True),
     }
     shapes = {
         "q": (4, 6), "k": (2, 6), "gate": (5,), "up": (5,), "first": (8, 2), "second": (4, 2),
-        "conv": (3, 4), "experts": (2, 3, 4),
+        "conv": (3, 4), "experts": (2, 3, 4), "in": (2, 3, 4), "out": (2, 2, 4),
+        "turned": (2, 3, 4),
     }  # fmt: skip
     weights = {n: generator.random(shape, dtype=np.float32) for n, shape in shapes.items()}
     like = {
         "qk": torch.zeros(6, 6), "gate_up": torch.zeros(10), "each": torch.zeros(12, 2),
         "conv": torch.zeros(3, 1, 4), "experts.0": torch.zeros(3, 4),
-        "experts.1": torch.zeros(3, 4),
+        "experts.1": torch.zeros(3, 4), "in_out": torch.zeros(2, 5, 4),
+        "turned": torch.zeros(2, 4, 3),
     }  # fmt: skip
     save_file(like, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint:
