@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -19,7 +20,9 @@ from ridgeline.cli.fleet_file import read_fleet
 from ridgeline.cli.fleet_plan import plan
 from ridgeline.cli.main import build_parser, main
 from ridgeline.core.errors import InvalidRequestError, SettingsError
-from ridgeline.fleet.checks import EngineTold, FleetTold, predicted
+from ridgeline.fleet.app import _told
+from ridgeline.fleet.checks import FleetTold, predicted
+from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.policies import POLICIES
 from ridgeline.fleet.request_log import (
     UNLOGGED,
@@ -423,11 +426,20 @@ def test_seconds_of_a_log_are_predicted_by_the_engines_own_price():
         )
         for each in arrivals
     ]  # fmt: skip
-    told = EngineTold(
-        name="0", url="", up=True, max_seqs=MACHINE.settings.max_num_seqs,
-        curve=MACHINE.curve, linear=MACHINE.linear,
-    )  # fmt: skip
-    found = predicted(FleetTold(engines=(told, told)), requests)
+    engine = RoutedEngine("0", SimpleNamespace(url=""), None)
+    engine.is_up = True
+    engine.state = msgspec.structs.replace(
+        engine.state,
+        max_seqs=MACHINE.settings.max_num_seqs,
+        curve=MACHINE.curve,
+        pass_s=MACHINE.linear.pass_s,
+        token_s=MACHINE.linear.token_s,
+        pair_s=MACHINE.linear.pair_s,
+    )
+    state = msgspec.json.encode({"engines": [_told(engine, 0.0)] * 2})
+    fleet = msgspec.json.decode(state, type=FleetTold)  # as the command reads it
+    told = fleet.engines[0]
+    found = predicted(fleet, requests)
     expected = simulate_fleet(MACHINE, arrivals, POLICIES["price"](), count=2).traffic
     assert found.mean_end_to_end_s == pytest.approx(expected.mean_end_to_end_s, rel=0.05)
     without = msgspec.structs.replace(told, curve=None)

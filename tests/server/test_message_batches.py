@@ -156,3 +156,29 @@ def test_each_key_has_its_own_and_they_survive_the_server(roomy_folder, tmp_path
         ):
             assert response.status_code == 404
         assert results(ours, batch)["line-0"]["type"] == "succeeded"
+
+
+def test_a_list_goes_on_from_what_there_is(http):
+    made = create(http, PARAMS)
+    for path in (f"{BATCHES}?after_id=", "/v1/batches?after=", "/v1/files?after=&purpose="):
+        assert len(http.get(path).json()["data"]) > 0  # as if nothing were said
+    for path in (f"{BATCHES}?after_id=msgbatch_0", "/v1/batches?after=0", "/v1/files?after=0"):
+        response = http.get(path)
+        assert response.status_code == 400
+        assert "go on from" in response.text
+    ended(http, made["id"])
+
+
+def test_a_batch_for_whose_file_there_is_no_room_leaves_nothing(http, served, monkeypatch):
+    config = served.config
+    monkeypatch.setattr(served, "config", dataclasses.replace(config, file_storage_mib=0))
+    before = len(http.get("/v1/files").json()["data"]), len(http.get(BATCHES).json()["data"])
+    response = http.post(BATCHES, json={"requests": [{"custom_id": "a", "params": PARAMS}]})
+    assert response.status_code == 413
+    after = len(http.get("/v1/files").json()["data"]), len(http.get(BATCHES).json()["data"])
+    assert before == after
+
+
+def test_an_id_of_ones_own_has_one_line(http):
+    response = http.post(BATCHES, json={"requests": [{"custom_id": "a\n", "params": PARAMS}]})
+    assert response.status_code == 400

@@ -45,7 +45,7 @@ class EngineTold(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs: int = 256
     kv_tokens: int = 1 << 17
     curve: StepCurve | None = None
-    linear: LinearPredictor | None = None
+    linear: LinearPredictor | None = msgspec.field(default=None, name="price")
 
 
 class FleetTold(msgspec.Struct, frozen=True, kw_only=True):

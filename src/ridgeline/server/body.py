@@ -146,7 +146,7 @@ def _invalid(text: str, schema: Any) -> ApiError:
     if (unknown := _UNKNOWN.match(text)) is not None:
         name = unknown.group(1)[:80]
         known = field_names(schema, where)
-        is_of_chat = not where and "chat_template_kwargs" in known
+        is_of_chat = not where and {"chat_template_kwargs", "max_tokens"} <= set(known)
         meant = instead_of_field(name, known) if is_of_chat else suggestion(name, known)
         where = f"{where}.{name}".lstrip(".")
         return bad_request(f"{where}: this field is not known{meant}", where, "unknown_field")

@@ -22,7 +22,7 @@ _INSTRUCTIONS = (
 class ToolSpec:
     """A function that the model may call; ``parameters`` is a JSON Schema.
 
-    ``is_deferred``: the model is told of it by a message, not before all of them.
+    ``is_deferred``: the prompt does not begin with it; a later message tells the model of it.
     """
 
     name: str
@@ -80,8 +80,8 @@ class ChatInput:
 
     @property
     def offered_tools(self) -> tuple[ToolSpec, ...]:
-        """The tools whose calls are read: all of them where a grammar says which is called, so that
-        the beginning of the prompt stays in the cache whichever are allowed."""
+        """The tools whose calls are read. Where a grammar says which is called, these are all: the
+        prompt then begins alike, and is found in the cache, whichever are allowed."""
         match self.choice:
             case "none":
                 return ()

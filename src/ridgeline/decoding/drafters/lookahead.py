@@ -52,8 +52,8 @@ class _Nodes:
 
 
 class LookaheadDrafter(Drafter):
-    """Half of ``max_tokens`` are for the window, the rest for n-grams: of those that fit, the
-    latest one, or as many as there is room for if ``is_tree``."""
+    """Up to half of ``max_tokens`` are for the window, but one at the least; the rest are for
+    n-grams: of those that fit, the latest one, or as many as there is room for if ``is_tree``."""
 
     wants_drawn = True
 

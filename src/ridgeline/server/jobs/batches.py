@@ -13,8 +13,8 @@ from ridgeline.core.encryption import Writer
 from ridgeline.core.errors import DiskError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ids import new_id
-from ridgeline.server.jobs.database import Database, row_dict
-from ridgeline.server.jobs.files import TERMINAL, FileStore
+from ridgeline.server.jobs.database import Database, place_of, row_dict
+from ridgeline.server.jobs.files import TERMINAL, FileStore, check_room_within
 
 # From each state, where a batch may go. A batch that expires is finalized first.
 TRANSITIONS: dict[str, tuple[str, ...]] = {
@@ -62,31 +62,70 @@ class BatchStore:
         window: str,
         window_s: int,
         metadata: dict[str, Any],
-        total: int = 0,
-        prefix: str = "batch_",
     ) -> dict[str, Any]:
-        """A batch in state validating; ApiError 404 if the file does not exist.
-
-        ``total``: how many lines it has, if that is known; ``prefix``: of its id.
-        """
-        batch_id = new_id(prefix)
+        """A batch in state validating; ApiError 404 if the file does not exist."""
 
         def work(db: sqlite3.Connection) -> dict[str, Any]:
-            now = int(time.time())
             file = self._files.get_within(db, tenant, input_file, "input_file_id")
             if file.purpose != "batch":
                 raise ApiError(400, "The file's purpose is not batch.", param="input_file_id")
-            db.execute(
-                "INSERT INTO batches (id, tenant, endpoint, input_file, completion_window,"
-                " metadata, status, created, expires, total)"
-                " VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?)",
-                (batch_id, tenant, endpoint, input_file, window,
-                 self._seal(json.dumps(metadata), "metadata", batch_id, tenant), now,
-                 now + window_s, total),
-            )  # fmt: skip
-            return self._json(db, self._row(db, batch_id, tenant))
+            return self._insert(
+                db, new_id("batch_"), tenant, endpoint, input_file, window, window_s, metadata
+            )
 
         return await self._database.run(work)
+
+    async def create_with_input(
+        self,
+        tenant: str,
+        lines: bytes,
+        *,
+        endpoint: str,
+        window: str,
+        window_s: int,
+        total: int,
+        prefix: str,
+        limit: int,
+    ) -> dict[str, Any]:
+        """The same with a file of ``total`` lines that is stored with it; both or none are there.
+
+        ``prefix``: of its id, and of the file's name. ApiError 413 if the tenant's files would take
+        more than ``limit`` bytes.
+        """
+
+        def work(db: sqlite3.Connection) -> dict[str, Any]:
+            check_room_within(db, tenant, limit - len(lines))
+            file = self._files.add_within(
+                db, tenant, f"{prefix}input.jsonl", "batch", lambda writer: writer.write(lines)
+            )
+            return self._insert(
+                db, new_id(prefix), tenant, endpoint, file.id, window, window_s, {}, total
+            )
+
+        return await self._database.run(work)
+
+    def _insert(
+        self,
+        db: sqlite3.Connection,
+        batch_id: str,
+        tenant: str,
+        endpoint: str,
+        input_file: str,
+        window: str,
+        window_s: int,
+        metadata: dict[str, Any],
+        total: int = 0,
+    ) -> dict[str, Any]:
+        now = int(time.time())
+        db.execute(
+            "INSERT INTO batches (id, tenant, endpoint, input_file, completion_window,"
+            " metadata, status, created, expires, total)"
+            " VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?)",
+            (batch_id, tenant, endpoint, input_file, window,
+             self._seal(json.dumps(metadata), "metadata", batch_id, tenant), now, now + window_s,
+             total),
+        )  # fmt: skip
+        return self._json(db, self._row(db, batch_id, tenant))
 
     async def get(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """A batch as OpenAI's clients read it; ApiError 404 if there is none."""
@@ -104,15 +143,16 @@ class BatchStore:
         """A page of the tenant's batches, newest first, and whether there are more.
 
         It begins behind the batch ``after``, or ends at the one ``before``; ``prefix``: of the ids.
+        ApiError 400 if there is no such batch.
         """
         compare, direction = ("<", "DESC") if before is None else (">", "ASC")
 
         def work(db: sqlite3.Connection) -> list[dict[str, Any]]:
             query = "SELECT * FROM batches WHERE tenant = ? AND id GLOB ?"
-            values = [tenant, f"{prefix}*"]
+            values: list[Any] = [tenant, f"{prefix}*"]
             if (cursor := after if before is None else before) is not None:
-                query += f" AND rowid {compare} (SELECT rowid FROM batches WHERE id = ?)"
-                values.append(cursor)
+                query += f" AND rowid {compare} ?"
+                values.append(place_of(db, "batches", tenant, cursor))
             rows = db.execute(f"{query} ORDER BY rowid {direction} LIMIT ?", [*values, limit + 1])
             return [self._json(db, row) for row in rows.fetchall()]
 

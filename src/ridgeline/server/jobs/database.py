@@ -22,6 +22,7 @@ from ridgeline.core.errors import (
     RidgelineError,
     SettingsError,
 )
+from ridgeline.server.errors import ApiError
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -271,6 +272,15 @@ def _move_dates(connection: sqlite3.Connection, by_s: int) -> None:
 def row_dict(row: sqlite3.Row) -> dict[str, Any]:
     """A row by its columns' names."""
     return dict(zip(row.keys(), row, strict=True))
+
+
+def place_of(db: sqlite3.Connection, table: str, tenant: str, item_id: str) -> int:
+    """Where a list goes on from an item of the tenant's; ApiError 400 if it has none of that id."""
+    query = f"SELECT rowid FROM {table} WHERE id = ? AND tenant = ?"
+    row = db.execute(query, (item_id, tenant)).fetchone()
+    if row is None:
+        raise ApiError(400, f"There is no {item_id[:80]!r} for the list to go on from.")
+    return int(row[0])
 
 
 def write_durably(

@@ -13,7 +13,7 @@ from ridgeline.core.encryption import Writer
 from ridgeline.core.errors import DiskError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ids import new_id
-from ridgeline.server.jobs.database import Database, row_dict, sync_folder, write_durably
+from ridgeline.server.jobs.database import Database, place_of, row_dict, sync_folder, write_durably
 
 MAX_FILE_BYTES = 512 << 20
 _MAX_FILENAME_CHARS = 255
@@ -100,9 +100,9 @@ class FileStore:
         size = write_durably(path, write, encryption, _content_name(tenant, file_id))
         return self._insert(db, file_id, tenant, filename, purpose, size)
 
-    async def check_room(self, tenant: str, limit: int, size: int = 1) -> None:
-        """That a tenant's files leave room for ``size`` bytes more; ApiError 413 if not."""
-        await self._database.run(lambda db: _check_room(db, tenant, limit - size))
+    async def check_room(self, tenant: str, limit: int) -> None:
+        """That a tenant's files leave room; ApiError 413 if not."""
+        await self._database.run(lambda db: check_room_within(db, tenant, limit - 1))
 
     async def adopt(
         self, file_id: str, tenant: str, filename: str, purpose: str, size: int, *, limit: int
@@ -111,7 +111,7 @@ class FileStore:
         take more than ``limit`` bytes."""
 
         def work(db: sqlite3.Connection) -> StoredFile:
-            _check_room(db, tenant, limit - size)
+            check_room_within(db, tenant, limit - size)
             self._database.on_rollback(self.path(file_id).unlink)
             self.temporary(file_id).rename(self.path(file_id))
             sync_folder(self._folder)
@@ -181,7 +181,8 @@ class FileStore:
     async def list(
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, order: str
     ) -> tuple[list[StoredFile], bool]:
-        """A page of the tenant's files, and whether there are more."""
+        """A page of the tenant's files behind ``after``, and whether there are more; ApiError 400
+        if there is no such file."""
         newest_first = order == "desc"
         compare, direction = ("<", "DESC") if newest_first else (">", "ASC")
 
@@ -192,8 +193,8 @@ class FileStore:
                 query += " AND purpose = ?"
                 values.append(purpose)
             if after is not None:
-                query += f" AND rowid {compare} (SELECT rowid FROM files WHERE id = ?)"
-                values.append(after)
+                query += f" AND rowid {compare} ?"
+                values.append(place_of(db, "files", tenant, after))
             query += f" ORDER BY rowid {direction} LIMIT ?"
             rows = db.execute(query, [*values, limit + 1])
             return [self._stored(row) for row in rows]
@@ -236,7 +237,8 @@ class FileStore:
             await self._database.erase()
 
 
-def _check_room(db: sqlite3.Connection, tenant: str, most: int) -> None:
+def check_room_within(db: sqlite3.Connection, tenant: str, most: int) -> None:
+    """That a tenant's files take no more than ``most`` bytes; ApiError 413 if they do."""
     (held,) = db.execute(
         "SELECT COALESCE(SUM(bytes), 0) FROM files WHERE tenant = ?", (tenant,)
     ).fetchone()

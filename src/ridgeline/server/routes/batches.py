@@ -33,7 +33,7 @@ async def create_batch(call: Call, request: BatchRequest) -> Reply:
 async def list_batches(call: Call) -> Reply:
     """The caller's batches, newest first."""
     found, has_more = await call.server.jobs.batches.list(
-        call.caller.tenant, after=call.query.get("after"), limit=page_limit(call, 100)
+        call.caller.tenant, after=call.query.get("after") or None, limit=page_limit(call, 100)
     )
     return Reply(body=page_of(found, has_more))
 

@@ -46,8 +46,8 @@ async def list_files(call: Call) -> Reply:
         raise bad_request("order must be asc or desc.", "order")
     found, has_more = await call.server.jobs.files.list(
         call.caller.tenant,
-        purpose=call.query.get("purpose"),
-        after=call.query.get("after"),
+        purpose=call.query.get("purpose") or None,
+        after=call.query.get("after") or None,
         limit=page_limit(call, 10_000),
         order=order,
     )

@@ -1,6 +1,7 @@
 """``/v1/messages/batches``: Anthropic's view of batches whose lines are messages."""
 
 import asyncio
+import contextlib
 import io
 from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
@@ -50,19 +51,15 @@ async def create_message_batch(call: Call, request: MessageBatchRequest) -> Repl
     call.server.check_taking_work()
     jobs, tenant = call.server.jobs, call.caller.tenant
     lines = await call.server.in_thread(_input_lines, request)
-    limit = call.server.config.file_storage_mib << 20
-    await jobs.files.check_room(tenant, limit, len(lines))
-    name = f"{_PREFIX}input.jsonl"
-    file = await jobs.files.add(tenant, name, "batch", lambda writer: writer.write(lines))
-    batch = await jobs.batches.create(
+    batch = await jobs.batches.create_with_input(
         tenant,
+        lines,
         endpoint=_URL,
-        input_file=file.id,
         window="24h",
         window_s=WINDOW_S,
-        metadata={},
         total=len(request.requests),
         prefix=_PREFIX,
+        limit=call.server.config.file_storage_mib << 20,
     )
     jobs.changed.set()
     return Reply(body=_message_batch(batch))
@@ -70,7 +67,7 @@ async def create_message_batch(call: Call, request: MessageBatchRequest) -> Repl
 
 async def list_message_batches(call: Call) -> Reply:
     """The caller's, newest first."""
-    after, before = call.query.get("after_id"), call.query.get("before_id")
+    after, before = (call.query.get(name) or None for name in ("after_id", "before_id"))
     if after is not None and before is not None:
         raise bad_request("after_id and before_id exclude each other.", "before_id")
     found, has_more = await call.server.jobs.batches.list(
@@ -109,7 +106,10 @@ async def message_batch_results(call: Call) -> EventStream:
     if batch["status"] not in TERMINAL:
         raise ApiError(409, "The batch is not over; its results come at its end.")
     ids = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name] is not None]
-    stored = [await call.server.jobs.files.get(call.caller.tenant, each) for each in ids]
+    stored = []
+    for each in ids:
+        with contextlib.suppress(ApiError):  # its owner may have deleted one of them
+            stored.append(await call.server.jobs.files.get(call.caller.tenant, each))
     return EventStream(events=_results(call, stored), is_lines=True)
 
 

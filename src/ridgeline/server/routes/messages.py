@@ -95,12 +95,16 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
     turns: list[dict[str, Any]] = []
     if request.system:
         turns.append({"role": "system", "content": _text(request.system, "system")})
+    choice = request.tool_choice
+    if choice is not None and choice.type == "tool" and choice.name is None:
+        raise bad_request("tool_choice of type tool needs a name.", "tool_choice.name")
+    forced = choice.name if choice is not None and choice.type == "tool" else None
     tools = [
         ToolSpec(
             name=tool.name,
             description=tool.description,
             parameters=tool.input_schema,
-            is_deferred=bool(tool.defer_loading),
+            is_deferred=bool(tool.defer_loading) and tool.name != forced,
         )
         for tool in request.tools or ()
     ]
@@ -108,10 +112,6 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
         turns += _turns(message, f"messages[{index}]", tools)
     for edit in request.context_management.edits if request.context_management else ():
         _clear_thinking(turns, edit)
-    choice = request.tool_choice
-    if choice is not None and choice.type == "tool" and choice.name is None:
-        raise bad_request("tool_choice of type tool needs a name.", "tool_choice.name")
-    forced = choice.name if choice is not None and choice.type == "tool" else None
     thinks = request.thinking is not None and request.thinking.type != "disabled"
     variables: dict[str, Any] = {"enable_thinking": thinks}
     if request.output_config is not None and request.output_config.effort is not None:

@@ -32,8 +32,9 @@ from ridgeline.server.schemas.plain import (
 async def list_models(call: Call) -> Reply:
     """Every model that a request can name, in the form of who asks: Anthropic's send a version."""
     server = call.server
-    names, has_more = _page(call, server.models_of(call.caller))
+    names = server.models_of(call.caller)
     if b"anthropic-version" in call.headers:
+        names, has_more = _page(call, names)
         cards = [_anthropic_card(server, name) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
         none = {"first_id": None, "last_id": None}
@@ -43,7 +44,7 @@ async def list_models(call: Call) -> Reply:
 
 def _page(call: Call, names: list[str]) -> tuple[list[str], bool]:
     """As many as are wanted after one of them, as Anthropic's clients ask; are there more?"""
-    limit, after = page_limit(call, 1000, default=1000), call.query.get("after_id")
+    limit, after = page_limit(call, 1000, default=1000), call.query.get("after_id") or None
     if after is not None:
         if after not in names:
             raise bad_request("after_id must be the id of a model of this list.", "after_id")

@@ -75,7 +75,7 @@ async def get_response(call: Call) -> Reply:
 async def input_items(call: Call) -> Reply:
     """What a kept response was made from, its latest item first."""
     kept = await call.server.jobs.responses.get(call.caller.tenant, call.path_params["response_id"])
-    order, after = call.query.get("order", "desc"), call.query.get("after")
+    order, after = call.query.get("order", "desc"), call.query.get("after") or None
     limit = page_limit(call, 100)
     if order not in ("asc", "desc"):
         raise bad_request("order must be asc or desc.", "order")

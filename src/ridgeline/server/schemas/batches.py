@@ -22,7 +22,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class MessageBatchLine(Struct, forbid_unknown_fields=True, kw_only=True):
     """``params``: what would be posted to ``/v1/messages``."""
 
-    custom_id: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    custom_id: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}(?!\n)$")]
     params: Raw
 
 
