@@ -68,7 +68,7 @@ def run_on_ranks(arguments: argparse.Namespace) -> int:
                 ranks.append(_start(folder, number, count, arguments.command_line, output))
             return _exit_code(ranks, told)
         except KeyboardInterrupt:
-            _wait(ranks[:1], _GRACE_S)  # it says how to go on
+            print(f"Stopped; --resume goes on with {arguments.out}.", file=sys.stderr)
             raise
         finally:
             for rank in ranks:
