@@ -16,7 +16,14 @@ from ridgeline.roofline.dataflow import buffers_of
 
 NUM_RANKS = 2
 _FeedForward = (
-    ops.MLP | ops.MoE | ops.SharedExpert | ops.AddShared | ops.GateUp | ops.Xielu | ops.Down
+    ops.MLP
+    | ops.MoE
+    | ops.SharedExpert
+    | ops.AddShared
+    | ops.GateUp
+    | ops.SparseGateUp
+    | ops.Xielu
+    | ops.Down
 )
 
 
@@ -30,6 +37,7 @@ def operator_part(spec: ModelSpec, rank: int) -> tuple[ModelSpec, tuple[Op, ...]
         read, written = buffers_of(op, spec.hidden_size)
         for buffer, width in read.items():
             if width and place not in holders[buffer]:
+                assert buffer != "inner", "a feed-forward network is cut in two"
                 own.append(_sent(buffer, width, sender=1 - place, rank=rank))
                 holders[buffer].add(place)
         for buffer in written:

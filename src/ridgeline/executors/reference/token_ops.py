@@ -153,7 +153,11 @@ class TokenOps:
                     rows = rows * torch.sigmoid(gates)
                 buffers[op.dst] = rows
             case ops.Gather():
-                buffers[op.buffer] = self.gathered(buffers[op.buffer], op)
+                own = buffers.get(op.buffer)
+                if own is None:  # all of it is another rank's
+                    weight = next(iter(self._weights.values()))
+                    own = torch.empty(len(tokens.ids_T), 0, dtype=weight.dtype)
+                buffers[op.buffer] = self.gathered(own, op)
             case ops.GatherTokens():
                 assert self._group is not None
                 first = torch.tensor(op.borders[1:-1])
