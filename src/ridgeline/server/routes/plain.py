@@ -32,9 +32,11 @@ from ridgeline.server.schemas.plain import (
 async def list_models(call: Call) -> Reply:
     """Every model that a request can name, in the form of who asks: Anthropic's send a version."""
     server = call.server
-    names = server.models_of(call.caller)
-    if b"anthropic-version" in call.headers:
+    names, has_more = server.models_of(call.caller), False
+    is_of_anthropic = b"anthropic-version" in call.headers
+    if is_of_anthropic or not {"limit", "after_id"}.isdisjoint(call.query):
         names, has_more = _page(call, names)
+    if is_of_anthropic:
         cards = [_anthropic_card(server, name) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
         none = {"first_id": None, "last_id": None}
