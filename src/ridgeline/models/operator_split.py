@@ -28,8 +28,10 @@ _FeedForward = (
 
 
 def operator_part(spec: ModelSpec, rank: int) -> tuple[ModelSpec, tuple[Op, ...]]:
-    """The spec and ops of rank 0, with attention, or rank 1, with the feed-forward networks, which
-    keeps no K and V."""
+    """The spec and ops of rank 0, with attention, or rank 1, with the feed-forward networks.
+
+    Rank 1 has no room for K and V; for latents and states it has, and does not use it.
+    """
     own: list[Op] = []
     holders: dict[str, set[int]] = {}
     for op in lower(spec):
