@@ -192,6 +192,20 @@ def test_token_ids_need_no_tokenizer(http, served, says, monkeypatch):
     assert http.post("/completion", json=ids | {"logit_bias": [["a", 1]]}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_fields", ["content"] * 65),
+        ("logit_bias", [[5, 1]] * 1025),
+        ("logit_bias", [["x" * 257, 1]]),
+    ],
+)
+def test_what_is_read_while_others_wait_has_a_limit(http, field, value):
+    answer = http.post("/completion", json=ASK | {field: value})
+    assert answer.status_code == 400
+    assert field in answer.text
+
+
 def test_an_output_ends_with_its_line_when_its_time_is_over(http, says):
     says("a", "b\n", "c")
     late = http.post("/completion", json=ASK | {"t_max_predict_ms": 1e-6}).json()

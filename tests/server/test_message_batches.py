@@ -174,3 +174,12 @@ def test_a_list_goes_on_from_what_there_is(http):
 def test_an_id_of_ones_own_has_one_line(http):
     response = http.post(BATCHES, json={"requests": [{"custom_id": "a\n", "params": PARAMS}]})
     assert response.status_code == 400
+
+
+def test_results_of_which_a_file_is_gone_are_no_empty_success(http):
+    batch = ended(http, create(http, PARAMS | {"temperature": -1})["id"])
+    (file,) = [each for each in http.get("/v1/files?limit=100").json()["data"]
+               if each["purpose"] == "batch_output"][:1]  # fmt: skip
+    assert http.delete(f"/v1/files/{file['id']}").status_code == 200
+    response = http.get(batch["results_url"])
+    assert (response.status_code, "was deleted" in response.text) == (404, True)

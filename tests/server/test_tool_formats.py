@@ -3,10 +3,13 @@
 import dataclasses
 import json
 
+import msgspec
 import pytest
 
 from ridgeline.core.request import CompletionChunk, FinishReason, PromptReport
 from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.server.routes.messages import _conversation
+from ridgeline.server.schemas.messages import MessagesRequest
 from ridgeline.server.serving import start_notes
 from ridgeline.text import ChatTemplate
 
@@ -197,3 +200,28 @@ def test_a_deferred_tool_is_told_of_where_a_result_refers_to_it(model, http, ser
     ):
         answer = http.post("/v1/messages", json=wrong)
         assert (answer.status_code, words in answer.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("num_references", [0, 1, 2000])
+def test_a_tool_is_told_of_once_and_must_be_called_only_then(num_references):
+    reference = {"type": "tool_reference", "tool_name": "f"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [reference] * num_references}
+    request = {
+        "model": "m",
+        "max_tokens": 8,
+        "tool_choice": {"type": "any"},
+        "tools": [
+            {"name": "find", "input_schema": {"type": "object"}},
+            {"name": "f", "description": "x" * 9000, "input_schema": TOOL, "defer_loading": True},
+        ],
+        "messages": [
+            {"role": "user", "content": "the cat"},
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "a", "name": "find", "input": {}}
+            ]},
+            {"role": "user", "content": [result]},
+        ],
+    }  # fmt: skip
+    asked = _conversation(msgspec.convert(request, MessagesRequest))
+    assert len(json.dumps(asked.messages)) < 20_000
+    assert [each.name for each in asked.callable] == ["find", "f"][: 1 + (num_references > 0)]

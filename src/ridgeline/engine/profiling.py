@@ -43,6 +43,8 @@ def profile_of(
 
 
 def _runner(engine: Engine) -> StepRunner:
+    if engine.executor.layout_for().num_ranks > 1:
+        raise InvalidRequestError("Steps of several processes are not profiled; leave those out.")
     if not isinstance(engine.executor, StepRunner):
         raise InvalidRequestError(
             f"The {engine.executor.name} executor runs no ops that could be timed."

@@ -105,7 +105,7 @@ class SpeculationSettings:
         Literal["exact", "rejection"],
         _GUESSES,
         Needs(
-            "speculation other than lookahead, whose drafts are trees",
+            "a drafter of chains, which lookahead is not",
             lambda config: config.speculation != "lookahead",
         ),
     ] = "exact"

@@ -72,10 +72,10 @@ class DistributedExecutor(Executor):
         *,
         silence: Silence | None = None,
     ) -> None:
-        check_machines(config)
         self._name = executor
         self._specs = {role: model.spec for role, model in models.items()}
         layout = layout_of(models[ModelRole.TARGET], config, executor)
+        check_machines(config)
         self.layout = layout
         for role, spec in self._specs.items():
             shard(spec, self.layout_for(role), 0)  # refused before a process starts, if it is

@@ -94,7 +94,7 @@ class BatchStore:
         """
 
         def work(db: sqlite3.Connection) -> dict[str, Any]:
-            check_room_within(db, tenant, limit - len(lines))
+            check_room_within(db, tenant, limit, len(lines))
             file = self._files.add_within(
                 db, tenant, f"{prefix}input.jsonl", "batch", lambda writer: writer.write(lines)
             )
@@ -152,7 +152,7 @@ class BatchStore:
             values: list[Any] = [tenant, f"{prefix}*"]
             if (cursor := after if before is None else before) is not None:
                 query += f" AND rowid {compare} ?"
-                values.append(place_of(db, "batches", tenant, cursor))
+                values.append(place_of(db, "batches", tenant, cursor, prefix))
             rows = db.execute(f"{query} ORDER BY rowid {direction} LIMIT ?", [*values, limit + 1])
             return [self._json(db, row) for row in rows.fetchall()]
 

@@ -274,10 +274,13 @@ def row_dict(row: sqlite3.Row) -> dict[str, Any]:
     return dict(zip(row.keys(), row, strict=True))
 
 
-def place_of(db: sqlite3.Connection, table: str, tenant: str, item_id: str) -> int:
-    """Where a list goes on from an item of the tenant's; ApiError 400 if it has none of that id."""
-    query = f"SELECT rowid FROM {table} WHERE id = ? AND tenant = ?"
-    row = db.execute(query, (item_id, tenant)).fetchone()
+def place_of(
+    db: sqlite3.Connection, table: str, tenant: str, item_id: str, prefix: str = ""
+) -> int:
+    """Where a list goes on from an item of the tenant's; ApiError 400 if the list, of ids with a
+    ``prefix``, has none of that id."""
+    query = f"SELECT rowid FROM {table} WHERE id = ? AND tenant = ? AND id GLOB ?"
+    row = db.execute(query, (item_id, tenant, f"{prefix}*")).fetchone()
     if row is None:
         raise ApiError(400, f"There is no {item_id[:80]!r} for the list to go on from.")
     return int(row[0])

@@ -102,7 +102,7 @@ class FileStore:
 
     async def check_room(self, tenant: str, limit: int) -> None:
         """That a tenant's files leave room; ApiError 413 if not."""
-        await self._database.run(lambda db: check_room_within(db, tenant, limit - 1))
+        await self._database.run(lambda db: check_room_within(db, tenant, limit, 1))
 
     async def adopt(
         self, file_id: str, tenant: str, filename: str, purpose: str, size: int, *, limit: int
@@ -111,7 +111,7 @@ class FileStore:
         take more than ``limit`` bytes."""
 
         def work(db: sqlite3.Connection) -> StoredFile:
-            check_room_within(db, tenant, limit - size)
+            check_room_within(db, tenant, limit, size)
             self._database.on_rollback(self.path(file_id).unlink)
             self.temporary(file_id).rename(self.path(file_id))
             sync_folder(self._folder)
@@ -237,13 +237,16 @@ class FileStore:
             await self._database.erase()
 
 
-def check_room_within(db: sqlite3.Connection, tenant: str, most: int) -> None:
-    """That a tenant's files take no more than ``most`` bytes; ApiError 413 if they do."""
+def check_room_within(db: sqlite3.Connection, tenant: str, limit: int, size: int) -> None:
+    """That a tenant's files leave room for ``size`` bytes more; ApiError 413 if they do not."""
     (held,) = db.execute(
         "SELECT COALESCE(SUM(bytes), 0) FROM files WHERE tenant = ?", (tenant,)
     ).fetchone()
-    if held > most:
-        text = f"Your files take {held / (1 << 20):.1f} MiB, which leaves no room; delete some."
+    if held + size > limit:
+        text = (
+            f"Your files take {held / (1 << 20):.1f} of {limit >> 20} MiB, and this takes "
+            f"{size / (1 << 20):.1f}: delete some, or send less."
+        )
         raise ApiError(413, text, code="file_storage_limit")
 
 

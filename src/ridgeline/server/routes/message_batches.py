@@ -1,7 +1,6 @@
 """``/v1/messages/batches``: Anthropic's view of batches whose lines are messages."""
 
 import asyncio
-import contextlib
 import io
 from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
@@ -106,10 +105,12 @@ async def message_batch_results(call: Call) -> EventStream:
     if batch["status"] not in TERMINAL:
         raise ApiError(409, "The batch is not over; its results come at its end.")
     ids = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name] is not None]
-    stored = []
-    for each in ids:
-        with contextlib.suppress(ApiError):  # its owner may have deleted one of them
-            stored.append(await call.server.jobs.files.get(call.caller.tenant, each))
+    try:
+        stored = [await call.server.jobs.files.get(call.caller.tenant, each) for each in ids]
+    except ApiError:
+        raise ApiError(
+            404, "A file of its results was deleted; what is left is among /v1/files."
+        ) from None
     return EventStream(events=_results(call, stored), is_lines=True)
 
 

@@ -34,6 +34,7 @@ from ridgeline.server.schemas.messages import (
     InputMessage,
     MessagesRequest,
     MessagesResponse,
+    MessagesToolChoice,
     MessagesUsage,
     TextSource,
 )
@@ -108,8 +109,9 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
         )
         for tool in request.tools or ()
     ]
+    references = _References(tools)
     for index, message in enumerate(request.messages):
-        turns += _turns(message, f"messages[{index}]", tools)
+        turns += _turns(message, f"messages[{index}]", references)
     for edit in request.context_management.edits if request.context_management else ():
         _clear_thinking(turns, edit)
     thinks = request.thinking is not None and request.thinking.type != "disabled"
@@ -120,7 +122,7 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
         messages=turns,
         tools=tuple(tools),
         choice="auto" if choice is None else _CHOICES[choice.type],
-        allowed=None if forced is None else (forced,),
+        allowed=_allowed(choice, references),
         parallel_calls=choice is None or not choice.disable_parallel_tool_use,
         variables=variables,
         # A last turn of the assistant's is the beginning of the answer.
@@ -137,7 +139,40 @@ def _clear_thinking(turns: Sequence[dict[str, Any]], edit: ContextEdit) -> None:
             del turn["reasoning_content"]
 
 
-def _turns(message: InputMessage, where: str, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+def _allowed(
+    choice: MessagesToolChoice | None, references: "_References"
+) -> tuple[str, ...] | None:
+    """What a call that must be made may be of."""
+    if choice is None or choice.type in ("auto", "none"):
+        return None
+    return references.known if choice.type == "any" or choice.name is None else (choice.name,)
+
+
+class _References:
+    """Tools that results may refer to. The model is told of each once, however often they do."""
+
+    def __init__(self, tools: Sequence[ToolSpec]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._told: set[str] = set()
+
+    def definition(self, name: str, where: str) -> str:
+        """What a prompt would begin with, were the tool not deferred; then its name alone."""
+        tool = self._tools.get(name)
+        if tool is None:
+            raise bad_request(f"{where}: there is no {name[:80]!r} in tools.", where)
+        if name in self._told:
+            return name
+        self._told.add(name)
+        return json.dumps(tool.as_template_input(), ensure_ascii=False)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The tools that the model knows of."""
+        tools = self._tools.items()
+        return tuple(name for name, each in tools if not each.is_deferred or name in self._told)
+
+
+def _turns(message: InputMessage, where: str, references: _References) -> list[dict[str, Any]]:
     """Template inputs of one turn; each tool result is a message of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
@@ -161,7 +196,7 @@ def _turns(message: InputMessage, where: str, tools: Sequence[ToolSpec]) -> list
                 {
                     "role": "tool",
                     "tool_call_id": block.tool_use_id,
-                    "content": _text(block.content or "", where, tools),
+                    "content": _text(block.content or "", where, references),
                 }
             )
         elif block.type != "redacted_thinking":
@@ -177,30 +212,24 @@ def _turns(message: InputMessage, where: str, tools: Sequence[ToolSpec]) -> list
 
 
 def _text(
-    content: str | list[Block] | list[Any], where: str, tools: Sequence[ToolSpec] | None = None
+    content: str | list[Block] | list[Any], where: str, references: _References | None = None
 ) -> str:
-    """A system message, or a tool's result, which may refer to ``tools``."""
+    """A system message, or a tool's result, which may refer to tools."""
     if isinstance(content, str):
         return content
-    readable = (
-        {"text": "text"} if tools is None else {"text": "text", "tool_reference": "tool_name"}
-    )
+    readable = {"text": "text"}
+    if references is not None:
+        readable["tool_reference"] = "tool_name"
     parts = []
     for item in content:
         block = item if isinstance(item, Block) else _result_block(item, where)
         value = getattr(block, readable.get(block.type, ""), None)
         if value is None:
             raise _not_read(block, where, readable)
-        parts.append(value if block.type == "text" else _definition(value, where, tools or ()))
+        if references is not None and block.type == "tool_reference":
+            value = references.definition(value, where)
+        parts.append(value)
     return "\n".join(parts)
-
-
-def _definition(name: str, where: str, tools: Sequence[ToolSpec]) -> str:
-    """What a prompt would begin with, were the tool not deferred."""
-    tool = next((tool for tool in tools if tool.name == name), None)
-    if tool is None:
-        raise bad_request(f"{where}: there is no {name[:80]!r} in tools.", where)
-    return json.dumps(tool.as_template_input(), ensure_ascii=False)
 
 
 def _document(block: Block, where: str) -> str:

@@ -9,6 +9,10 @@ from ridgeline.server.schemas.chat import ChatMessage
 from ridgeline.server.schemas.generation import Bias, Count, Name, Penalty, Share, StopString
 from ridgeline.server.schemas.samplers import LlamaCppSamplers
 
+# What is read for each output, or tokenized, while others wait: there is a limit of it.
+_BiasedText = Annotated[str, Meta(max_length=256)]
+_Biases = Annotated[list[tuple[int | _BiasedText, Bias | Literal[False]]], Meta(max_length=1024)]
+
 
 class LlamaCppOptions(LlamaCppSamplers, kw_only=True):
     """``n_predict``: −1 is up to the end of the context; 0 only caches the prompt. ``grammar``:
@@ -33,7 +37,7 @@ class LlamaCppOptions(LlamaCppSamplers, kw_only=True):
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | list[tuple[int | str, Bias | Literal[False]]] | None = None
+    logit_bias: dict[str, Bias] | _Biases | None = None
     ignore_eos: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
@@ -42,7 +46,7 @@ class LlamaCppOptions(LlamaCppSamplers, kw_only=True):
     n_indent: Count = 0
     t_max_predict_ms: float | None = None
     t_max_prompt_ms: float | None = None
-    response_fields: list[str] | None = None
+    response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
 
 
 class LlamaCppRequest(LlamaCppOptions, kw_only=True):
