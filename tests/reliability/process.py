@@ -85,9 +85,17 @@ class ServeProcess:
         self.log.close()
 
 
+_GIVEN_PORTS = set()
+
+
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """One that nobody listens at, and that none of this process's servers is about to."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        if port not in _GIVEN_PORTS:
+            _GIVEN_PORTS.add(port)
+            return port
 
 
 @contextmanager
