@@ -202,7 +202,7 @@ def test_the_check_on_load_passes_for_every_kind_of_rotation(tmp_path, executor,
         assert llm.config.enable_segment_reuse
 
 
-@pytest.mark.parametrize("wrong", ["distance", "nothing is copied"])
+@pytest.mark.parametrize("wrong", ["distance", "nothing is copied", "nothing is moved"])
 def test_the_check_on_load_finds_keys_that_are_turned_wrong(folder, monkeypatch, wrong):
     if wrong == "distance":
 
@@ -211,7 +211,14 @@ def test_the_check_on_load_finds_keys_that_are_turned_wrong(folder, monkeypatch,
 
         monkeypatch.setattr(of_reference, "turn_tables", turned)
     else:
-        monkeypatch.setattr(of_reference.ReferenceKVCache, "reuse", lambda *_: None)
+        copy = of_reference.ReferenceKVCache.reuse
+
+        def reuse(pool, *arguments):
+            *_, kv_reuse, _rope = arguments
+            if wrong == "nothing is moved" and kv_reuse.first == 0:
+                copy(pool, *arguments)
+
+        monkeypatch.setattr(of_reference.ReferenceKVCache, "reuse", reuse)
     with pytest.raises(SettingsError, match="this model cannot have it"):
         LLM(str(folder / "plain"), executor="reference", **SETTINGS | {"dtype": "float64"})
 

@@ -74,7 +74,8 @@ class _Trial:
         self._num_steps = 0
         self._started = set[int]()
         rng = np.random.default_rng(0)
-        self._tokens = rng.integers(executor.spec().vocab_size, size=self._length + 1).tolist()
+        shape = 2, self._length + 1
+        self._tokens, self._others = rng.integers(executor.spec().vocab_size, size=shape).tolist()
 
     @property
     def num_blocks(self) -> int:
@@ -90,6 +91,7 @@ class _Trial:
         self._compute(0, 0, length)
         plain = self._compute(0, length, length + 1)
         self._start(1)
+        self._compute(1, 0, length, of_others=True)  # which are seen where nothing is copied
         copied = self._compute(1, length, length + 1, reused_at=0)
         if not np.array_equal(plain, copied):
             raise SettingsError(
@@ -101,6 +103,7 @@ class _Trial:
             self._compute(1, token, token + 1, at)
         there = self._compute(1, length, length + 1, at)
         self._start(1, at)
+        self._compute(1, 0, length, at, of_others=True)
         moved = self._compute(1, length, length + 1, at, reused_at=at)
         self._submit(releases=(0, 1))
         off = float(np.abs(moved - there).max() / there.std())
@@ -124,9 +127,17 @@ class _Trial:
         self._started.add(slot)
 
     def _compute(
-        self, slot: int, start: int, stop: int, at: int = 0, *, reused_at: int | None = None
+        self,
+        slot: int,
+        start: int,
+        stop: int,
+        at: int = 0,
+        *,
+        reused_at: int | None = None,
+        of_others: bool = False,
     ) -> Logits:
         """Logits of the last of these tokens, which see the document's alone, behind ``at``."""
+        tokens = self._others if of_others else self._tokens
         first = slot * self._num_columns
         blocks = tuple(range(first, first + self._num_columns))
         groups = range(len(self._executor.kv_layout().groups))
@@ -138,7 +149,7 @@ class _Trial:
             slot=slot,
             start=at + start,
             stop=at + stop,
-            token_ids=tuple(self._tokens[start:stop]),
+            token_ids=tuple(tokens[start:stop]),
             block_updates=tuple(
                 BlockTableUpdate(group=group, first=0, blocks=blocks) for group in groups
             ),
