@@ -12,8 +12,9 @@ import pytest
 
 from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs.batches import TRANSITIONS, BatchStore, Lease, Result
-from ridgeline.server.jobs.database import Database
-from ridgeline.server.jobs.files import TERMINAL, FileStore
+from ridgeline.server.jobs.database import TERMINAL, Database
+from ridgeline.server.jobs.files import FileStore
+from ridgeline.server.jobs.quotas import Quotas
 
 FULL = pytest.mark.slow
 WORKER = Path(__file__).with_name("crash_worker.py")
@@ -173,14 +174,62 @@ def test_texts_do_not_stay_in_the_database(tmp_path):
     assert b"secret" not in (tmp_path / "jobs.sqlite").read_bytes()
 
 
-def test_a_folder_of_a_version_without_counts(tmp_path):
-    database = Database(tmp_path)
-    for name in ("completed", "failed"):
-        database.run_blocking(lambda db, name=name: db.execute(f"ALTER TABLE batches DROP {name}"))
-    database.close()
+@pytest.mark.parametrize("absent", [("result_bytes",), ("completed", "failed", "result_bytes")])
+def test_a_folder_of_a_version_that_counted_results_when_it_was_asked(tmp_path, absent):
+    async def begun(store):
+        batch = await store.start()
+        lease, _ = await store.batches.claim(batch)
+        assert await store.batches.move(lease, "in_progress", total=3)
+        assert await store.batches.record(lease, [Result(line=1, is_error=False, body=b"right")])
+        return batch
+
     store = Store(tmp_path)
-    found = asyncio.run(store.batches.get("t", asyncio.run(store.start())))
-    assert found["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+    batch = asyncio.run(begun(store))
+    store.database.run_blocking(lambda db: db.execute("UPDATE batches SET completed = 0"))
+    for name in absent:
+        store.database.run_blocking(
+            lambda db, name=name: db.execute(f"ALTER TABLE batches DROP {name}")
+        )
+    store.database.close()
+    store = Store(tmp_path)
+    found = asyncio.run(store.batches.get("t", batch))
+    assert found["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
+    quotas = Quotas(storage_bytes=100)
+    assert store.database.run_blocking(lambda db: quotas.room_bytes(db, "t")) == 100 - 1 - 6
+    store.database.close()
+
+
+def test_lists_and_changes_read_no_table_to_its_end(tmp_path):
+    store, seen = Store(tmp_path), []
+
+    async def work():
+        for _ in range(2):
+            batch = await store.start()
+        lease, _ = await store.batches.claim(batch)
+        await store.batches.move(lease, "in_progress", total=1)
+        await store.batches.record(lease, [Result(line=1, is_error=False, body=b"right")])
+        await store.batches.unfinished()
+        for cursor in ({}, {"after": batch}, {"before": batch}):
+            await store.batches.list("t", limit=1, prefix="batch_", **cursor)
+        for order in ("asc", "desc"):
+            await store.files.list("t", purpose="batch", after=None, limit=1, order=order)
+        await store.batches.move(lease, "finalizing")
+        await store.batches.finish(lease, "completed", [])
+        await store.batches.delete("t", batch)
+
+    store.database.run_blocking(lambda db: db.set_trace_callback(seen.append))
+    asyncio.run(work())
+    store.database.run_blocking(lambda db: db.set_trace_callback(None))
+    reads = [each for each in seen if each.startswith(("SELECT", "UPDATE", "DELETE"))]
+    assert len(reads) > 20
+    for each in reads:
+        plan = store.database.run_blocking(
+            lambda db, each=each: [
+                row["detail"] for row in db.execute(f"EXPLAIN QUERY PLAN {each}")
+            ]
+        )
+        scans = [step for step in plan if step.startswith("SCAN") and "open_batches" not in step]
+        assert not scans, (each, plan)
     store.database.close()
 
 

@@ -12,6 +12,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
 from ridgeline.server.jobs.folder import open_data_folder
 from ridgeline.server.jobs.jobs import Jobs
+from ridgeline.server.jobs.quotas import Quotas
 from ridgeline.server.jobs.worker import BatchWorker
 from ridgeline.server.pool.plan import pool_plan
 from ridgeline.server.pool.pool import ModelPool
@@ -85,7 +86,7 @@ def _running(config, opened):
     async def main():
         holder["stop"] = asyncio.Event()
         listener = open_listener(config)
-        async with opened(Jobs(open_data_folder(config, config.port))) as server:
+        async with opened(Jobs(open_data_folder(config, config.port), Quotas.of(config))) as server:
             worker = BatchWorker(server)
             working = asyncio.gather(worker.run(), server.jobs.responses.keep_purging())
             http = http_server(server)

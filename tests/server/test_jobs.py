@@ -1,7 +1,6 @@
 """Files and batches through the API: results equal online ones, states are legal."""
 
 import asyncio
-import dataclasses
 import errno
 import json
 import os
@@ -12,8 +11,9 @@ from tests.server.running import running
 
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.server.generation import BATCH_PRIORITY
-from ridgeline.server.jobs import worker
+from ridgeline.server.jobs import batches, worker
 from ridgeline.server.jobs.lines import read_line
+from ridgeline.server.jobs.quotas import Quotas
 
 LINE = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
@@ -63,6 +63,10 @@ def lines_of(http, file_id):
         return []
     text = http.get(f"/v1/files/{file_id}/content").text
     return [json.loads(line) for line in text.splitlines()]
+
+
+async def waits(batch_id):
+    await asyncio.sleep(3600)
 
 
 def test_files_come_back_byte_for_byte(http):
@@ -284,7 +288,7 @@ def with_key(server, letter):
 
 def test_files_of_a_key_have_a_total(keyed, monkeypatch):
     server = keyed.server
-    monkeypatch.setattr(server, "config", dataclasses.replace(server.config, file_storage_mib=1))
+    monkeypatch.setattr(server.jobs.files, "quotas", Quotas(storage_bytes=1 << 20))
     form = {"data": {"purpose": "user_data"}, "files": {"file": ("a", b"x" * 600_000)}}
     with with_key(keyed, "a") as ours, with_key(keyed, "b") as theirs:
         first = upload(ours, b"x" * 600_000, purpose="user_data")
@@ -295,6 +299,97 @@ def test_files_of_a_key_have_a_total(keyed, monkeypatch):
         assert ours.delete(f"/v1/files/{first['id']}").json()["deleted"]
         assert ours.post("/v1/files", **form).status_code == 200
         assert len(list(server.jobs.files._folder.iterdir())) == 2
+
+
+def refused_line(number):
+    return {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": 0}
+
+
+def test_results_count_before_they_are_files_and_end_the_batch_that_has_no_room(
+    http, served, monkeypatch
+):
+    """11,000 bad lines once took 4 MiB where a key may have one."""
+    files = served.server.jobs.files
+    held = sum(each["bytes"] for each in http.get("/v1/files?limit=10000").json()["data"])
+    content = "\n".join(json.dumps(refused_line(number)) for number in range(200)).encode()
+    limit = held + len(content) + 20_000
+    monkeypatch.setattr(files, "quotas", Quotas(storage_bytes=limit))
+    batch = finished(http, start(http, content)["id"])
+    assert (batch["status"], batch["output_file_id"]) == ("failed", None)
+    (error,) = batch["errors"]["data"]
+    assert (error["code"], error["line"]) == ("file_storage_limit", None)
+    assert "leaves no room for all results" in error["message"]
+    told = lines_of(http, batch["error_file_id"])
+    counts = batch["request_counts"]
+    assert counts == {"total": 200, "completed": 0, "failed": len(told)}
+    assert 0 < len(told) < 200
+    assert sum(each["bytes"] for each in http.get("/v1/files?limit=10000").json()["data"]) <= limit
+    monkeypatch.undo()
+    assert finished(http, start(http, batch_file(2))["id"])["status"] == "completed"
+
+
+def test_lines_that_are_not_run_are_told_only_where_there_is_room(http, served, monkeypatch):
+    monkeypatch.setattr(served.worker, "_carry", waits)
+    made = start(http, batch_file(50))
+    http.post(f"/v1/batches/{made['id']}/cancel")
+    monkeypatch.setattr(served.server.jobs.files, "quotas", Quotas(storage_bytes=1))
+    served.on_loop(type(served.worker)._carry(served.worker, made["id"]))
+    batch = http.get(f"/v1/batches/{made['id']}").json()
+    assert (batch["status"], batch["error_file_id"]) == ("cancelled", None)
+    assert batch["errors"]["data"][0]["code"] == "file_storage_limit"
+
+
+def test_batches_of_a_key_that_are_not_over_have_a_bound(keyed, monkeypatch):
+    monkeypatch.setattr(keyed.worker, "_carry", waits)
+    quotas = Quotas(batches=2, lines=10)
+    monkeypatch.setattr(keyed.server.jobs.files, "quotas", quotas)
+    with with_key(keyed, "a") as ours, with_key(keyed, "b") as theirs:
+        file = upload(ours, batch_file(4))
+        body = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        made = [ours.post("/v1/batches", json=body | {"input_file_id": file["id"]}) for _ in "ab"]
+        assert [each.json()["request_counts"]["total"] for each in made] == [4, 4]
+        more = ours.post("/v1/batches", json=body | {"input_file_id": file["id"]})
+        assert (more.status_code, more.json()["error"]["code"]) == (429, "batch_limit")
+        assert more.headers["retry-after"]
+        text = more.json()["error"]["message"]
+        assert text.startswith("2 of 2 batches of yours are not over, with 8 of 10 lines")
+        long = upload(theirs, batch_file(11))
+        for file, status in ((long, 429), (upload(theirs, batch_file(1)), 200)):
+            response = theirs.post("/v1/batches", json=body | {"input_file_id": file["id"]})
+            assert response.status_code == status
+        params = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        requests = [{"custom_id": f"{index}", "params": params} for index in range(10)]
+        response = theirs.post("/v1/messages/batches", json={"requests": requests})
+        assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
+
+
+def test_of_batches_that_are_over_the_oldest_go(http, monkeypatch):
+    monkeypatch.setattr(batches, "MOST_OVER", 3)
+    made = [finished(http, start(http, b"not json")["id"])["id"] for _ in range(5)]
+    listed = [each["id"] for each in http.get("/v1/batches").json()["data"]]
+    assert listed == made[:0:-1]
+
+
+def test_a_batch_that_waits_for_its_lines_leaves_the_database_alone(monkeypatch):
+    groups = []
+
+    class Store:
+        async def record(self, lease, results):
+            groups.append(results)
+            return True
+
+    async def work():
+        recorder = worker._Recorder(Store(), None)
+        running = asyncio.create_task(recorder.run())
+        await asyncio.sleep(0.2)
+        assert groups == []
+        recorder.put("result")
+        recorder.close()
+        await running
+
+    monkeypatch.setattr(worker, "_ASK_S", 60)
+    asyncio.run(work())
+    assert groups == [["result"]]
 
 
 def test_deleting_a_tenant_removes_what_it_stored_and_nobody_elses(keyed, tmp_path):
@@ -316,9 +411,6 @@ def test_deleting_a_tenant_removes_what_it_stored_and_nobody_elses(keyed, tmp_pa
 
 
 def test_a_tenant_whose_batch_is_not_over_is_not_deleted(keyed, monkeypatch):
-    async def waits(batch_id):
-        await asyncio.sleep(3600)
-
     monkeypatch.setattr(keyed.worker, "_carry", waits)
     with with_key(keyed, "a") as ours, with_key(keyed, "c") as admin:
         batch = start(ours, batch_file(1))

@@ -1,12 +1,13 @@
 """``/v1/messages/batches``: batches of messages as Anthropic's clients know them."""
 
 import asyncio
-import dataclasses
 import json
 import time
 
 import pytest
 from tests.server.running import running
+
+from ridgeline.server.jobs.quotas import Quotas
 
 BATCHES = "/v1/messages/batches"
 PARAMS = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 3, "temperature": 0}
@@ -124,9 +125,7 @@ def test_messages_may_stand_on_several_lines(http):
 
 
 def test_messages_count_towards_the_storage_of_files(http, served, monkeypatch):
-    server = served.server
-    small = dataclasses.replace(server.config, file_storage_mib=1)
-    monkeypatch.setattr(server, "config", small)
+    monkeypatch.setattr(served.server.jobs.files, "quotas", Quotas(storage_bytes=1 << 20))
     params = PARAMS | {"system": "x" * (1 << 20)}
     held = [len(http.get(path).json()["data"]) for path in (BATCHES, "/v1/files")]
     response = http.post(BATCHES, json={"requests": [{"custom_id": "a", "params": params}]})
@@ -183,3 +182,34 @@ def test_results_of_which_a_file_is_gone_are_no_empty_success(http):
     assert http.delete(f"/v1/files/{file['id']}").status_code == 200
     response = http.get(batch["results_url"])
     assert (response.status_code, "was deleted" in response.text) == (404, True)
+
+
+def test_a_batch_without_room_for_all_results_tells_of_each_message(http, served, monkeypatch):
+    held = sum(each["bytes"] for each in http.get("/v1/files?limit=10000").json()["data"])
+    monkeypatch.setattr(served.server.jobs.files, "quotas", Quotas(storage_bytes=held + 20_000))
+    batch = ended(http, create(http, *[{"messages": 0}] * 100)["id"])
+    assert batch["request_counts"] == counts(errored=100)
+    found = results(http, batch)
+    assert list(found) == [f"line-{i}" for i in range(100)]
+    first, last = (found[each]["error"]["error"] for each in ("line-0", "line-99"))
+    assert {found[each]["type"] for each in found} == {"errored"}
+    assert first["type"] == "invalid_request_error"
+    assert (last["type"], "no room" in last["message"]) == ("request_too_large", True)
+
+
+def test_a_batch_whose_results_are_deleted_is_archived(http):
+    batch = ended(http, create(http, PARAMS)["id"])
+    assert batch["archived_at"] is None
+    files = http.get("/v1/batches/" + batch["id"]).json()
+    http.delete("/v1/files/" + files["input_file_id"])
+    assert http.get(f"{BATCHES}/{batch['id']}").json()["archived_at"] is None
+    http.delete("/v1/files/" + files["output_file_id"])
+    assert http.get(f"{BATCHES}/{batch['id']}").json()["archived_at"] >= batch["ended_at"]
+
+
+def test_a_cursor_that_is_none_is_named(http):
+    for path, param in (("/v1/batches?after=0", "after"), ("/v1/files?after=0", "after")):
+        assert http.get(path).json()["error"]["param"] == param
+    for name in ("after_id", "before_id"):
+        error = http.get(f"{BATCHES}?{name}=msgbatch_0").json()["error"]
+        assert error["message"].startswith(f"{name}: ")

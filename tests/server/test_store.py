@@ -75,7 +75,7 @@ def test_no_damage_to_the_database_costs_a_file(tmp_path, count):
         for number in range(60):
             ids.append(new_id("file-"))
             jobs.files.temporary(ids[-1]).write_bytes(b"x")
-            await jobs.files.adopt(ids[-1], "a", f"name {number}", "batch", 1, limit=60)
+            await jobs.files.adopt(ids[-1], "a", f"name {number}", "batch", 1)
             await jobs.batches.create(
                 "a",
                 endpoint="/v1/completions",

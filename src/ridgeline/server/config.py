@@ -111,7 +111,10 @@ class ServerConfig:
         join_as: URL under which they find it; by default the address that reaches the router.
         keep_responses_s: seconds for which responses are kept, so that previous_response_id finds
             them; without it none is.
-        file_storage_mib: files of a key's tenant in all, in MiB, beyond which it uploads no more.
+        file_storage_mib: files of a key's tenant in all, in MiB, beyond which it uploads no more,
+            and batches whose results do not fit end.
+        max_open_batches: batches of a key's tenant that are not over.
+        max_batch_lines: their lines in all.
         batch_concurrency: batch lines that run at once, at the lowest priority.
         batch_price_factor: what a batch token costs relative to an online one.
         price_input: price of 1M prompt tokens; with it, usage has the cost.
@@ -178,6 +181,8 @@ class ServerConfig:
     ] = None
     keep_responses_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     file_storage_mib: Annotated[int, Meta(ge=1, le=1 << 30)] = 10_240
+    max_open_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 100
+    max_batch_lines: Annotated[int, Meta(ge=1, le=1 << 30)] = 100_000
     batch_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 8
     batch_price_factor: Annotated[float, Meta(ge=0, le=1e6)] = 0.5
     price_input: Price | None = None

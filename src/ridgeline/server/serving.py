@@ -32,6 +32,7 @@ from ridgeline.server.first_request import run_first_request
 from ridgeline.server.http import http_protocol
 from ridgeline.server.jobs.folder import open_data_folder
 from ridgeline.server.jobs.jobs import Jobs
+from ridgeline.server.jobs.quotas import Quotas
 from ridgeline.server.jobs.upload import MAX_UPLOAD_BYTES
 from ridgeline.server.jobs.worker import BatchWorker
 from ridgeline.server.keys import KeyRing
@@ -98,16 +99,17 @@ async def _serve(
             else ModelPool(plan.config)
         )
         encoder: AsyncEngine | None = None
+        jobs = Jobs(database, Quotas.of(config))
         try:
             if isinstance(engines, AsyncEngine):
                 await engines.start()
                 encoder = await _start_encoder(config)
                 settings = changed_settings(engine_config)
-                server = Server(engines, config, Jobs(database), settings, encoder)
+                server = Server(engines, config, jobs, settings, encoder)
             else:
                 assert plan is not None
                 await engines.start(plan.models, progress=progress)
-                server = Server.of_pool(engines, config, Jobs(database))
+                server = Server.of_pool(engines, config, jobs)
             if server.guard is not None:
                 await server.guard.start()
             if config.log_requests:

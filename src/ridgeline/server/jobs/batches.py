@@ -1,5 +1,6 @@
 """Batch jobs as rows: every change of state is a compare-and-set, every result is written once."""
 
+import asyncio
 import contextlib
 import json
 import sqlite3
@@ -7,26 +8,30 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from ridgeline.core.encryption import Writer
 from ridgeline.core.errors import DiskError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ids import new_id
-from ridgeline.server.jobs.database import Database, place_of, row_dict
-from ridgeline.server.jobs.files import TERMINAL, FileStore, check_room_within
+from ridgeline.server.jobs.database import IS_OPEN, TERMINAL, Database, place_of, row_dict
+from ridgeline.server.jobs.files import MAX_INPUT_BYTES, FileStore, StoredFile
 
-# From each state, where a batch may go. A batch that expires is finalized first.
+# From each state, where a batch may go. One that expires, or for whose results there is no room, is
+# finalized first.
 TRANSITIONS: dict[str, tuple[str, ...]] = {
     "validating": ("failed", "in_progress", "cancelling"),
     "in_progress": ("finalizing", "cancelling"),
-    "finalizing": ("completed", "expired"),
+    "finalizing": ("completed", "expired", "failed"),
     "cancelling": ("cancelled",),
 }
 _TIMES = (
     "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at",
-    "cancelling_at", "cancelled_at",
+    "cancelling_at", "cancelled_at", "archived_at",
 )  # fmt: skip
+MOST_OVER = 10_000  # that a tenant has; those before go
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +68,37 @@ class BatchStore:
         window_s: int,
         metadata: dict[str, Any],
     ) -> dict[str, Any]:
-        """A batch in state validating; ApiError 404 if the file does not exist."""
+        """A batch in state validating.
 
-        def work(db: sqlite3.Connection) -> dict[str, Any]:
+        Raises:
+            ApiError: 404 if the file does not exist, 429 if the tenant has too many batches.
+        """
+
+        def checked(db: sqlite3.Connection, lines: int) -> StoredFile:
             file = self._files.get_within(db, tenant, input_file, "input_file_id")
             if file.purpose != "batch":
                 raise ApiError(400, "The file's purpose is not batch.", param="input_file_id")
+            self._files.quotas.check_open(db, tenant, lines)
+            return file
+
+        def work(db: sqlite3.Connection) -> dict[str, Any]:
+            checked(db, lines)
+            batch_id = new_id("batch_")
             return self._insert(
-                db, new_id("batch_"), tenant, endpoint, input_file, window, window_s, metadata
+                db, batch_id, tenant, endpoint, input_file, window, window_s, metadata, lines
             )
 
+        file = await self._database.run(lambda db: checked(db, 1))
+        lines = await asyncio.to_thread(self._count_lines, file)
         return await self._database.run(work)
+
+    def _count_lines(self, file: StoredFile) -> int:
+        """Lines of a file that may be the input of a batch, empty ones as well."""
+        if file.bytes > MAX_INPUT_BYTES:  # which ends the batch before a line is read
+            return 1
+        with self._files.reader(file.tenant, file.id) as content:
+            pieces = iter(lambda: content.read(_PIECE_BYTES), b"")
+            return 1 + sum(piece.count(b"\n") for piece in pieces)
 
     async def create_with_input(
         self,
@@ -85,16 +110,15 @@ class BatchStore:
         window_s: int,
         total: int,
         prefix: str,
-        limit: int,
     ) -> dict[str, Any]:
         """The same with a file of ``total`` lines that is stored with it; both or none are there.
 
-        ``prefix``: of its id, and of the file's name. ApiError 413 if the tenant's files would take
-        more than ``limit`` bytes.
+        ``prefix``: of its id, and of the file's name. ApiError 413 if there is no room for it.
         """
 
         def work(db: sqlite3.Connection) -> dict[str, Any]:
-            check_room_within(db, tenant, limit, len(lines))
+            self._files.quotas.check_open(db, tenant, total)
+            self._files.quotas.check_room(db, tenant, len(lines))
             file = self._files.add_within(
                 db, tenant, f"{prefix}input.jsonl", "batch", lambda writer: writer.write(lines)
             )
@@ -114,8 +138,9 @@ class BatchStore:
         window: str,
         window_s: int,
         metadata: dict[str, Any],
-        total: int = 0,
+        total: int,
     ) -> dict[str, Any]:
+        """Of those that are over, the tenant's oldest go for it."""
         now = int(time.time())
         db.execute(
             "INSERT INTO batches (id, tenant, endpoint, input_file, completion_window,"
@@ -125,11 +150,16 @@ class BatchStore:
              self._seal(json.dumps(metadata), "metadata", batch_id, tenant), now, now + window_s,
              total),
         )  # fmt: skip
-        return self._json(db, self._row(db, batch_id, tenant))
+        db.execute(
+            "DELETE FROM batches WHERE rowid IN (SELECT rowid FROM batches WHERE tenant = ?"
+            f" AND NOT {IS_OPEN} ORDER BY rowid DESC LIMIT -1 OFFSET {MOST_OVER})",
+            (tenant,),
+        )
+        return self._json(self._row(db, batch_id, tenant))
 
     async def get(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """A batch as OpenAI's clients read it; ApiError 404 if there is none."""
-        return await self._database.run(lambda db: self._json(db, self._row(db, batch_id, tenant)))
+        return await self._database.run(lambda db: self._json(self._row(db, batch_id, tenant)))
 
     async def list(
         self,
@@ -139,22 +169,24 @@ class BatchStore:
         before: str | None = None,
         limit: int,
         prefix: str = "",
+        params: tuple[str, str] = ("after", "before"),
     ) -> tuple[list[dict[str, Any]], bool]:
         """A page of the tenant's batches, newest first, and whether there are more.
 
-        It begins behind the batch ``after``, or ends at the one ``before``; ``prefix``: of the ids.
-        ApiError 400 if there is no such batch.
+        It begins behind the batch ``after``, or ends at the one ``before``, which a request names
+        as ``params``; ``prefix``: of the ids. ApiError 400 if there is no such batch.
         """
         compare, direction = ("<", "DESC") if before is None else (">", "ASC")
+        param = params[before is not None]
 
         def work(db: sqlite3.Connection) -> list[dict[str, Any]]:
             query = "SELECT * FROM batches WHERE tenant = ? AND id GLOB ?"
             values: list[Any] = [tenant, f"{prefix}*"]
             if (cursor := after if before is None else before) is not None:
                 query += f" AND rowid {compare} ?"
-                values.append(place_of(db, "batches", tenant, cursor, prefix))
+                values.append(place_of(db, "batches", tenant, cursor, param, prefix))
             rows = db.execute(f"{query} ORDER BY rowid {direction} LIMIT ?", [*values, limit + 1])
-            return [self._json(db, row) for row in rows.fetchall()]
+            return [self._json(row) for row in rows.fetchall()]
 
         found = await self._database.run(work)
         page = found[:limit]
@@ -167,7 +199,7 @@ class BatchStore:
             row = self._row(db, batch_id, tenant)
             if row["status"] != "cancelling" and not move(db, batch_id, "cancelling"):
                 raise ApiError(409, f"The batch is {row['status']}.", code="not_cancellable")
-            return self._json(db, self._row(db, batch_id, tenant))
+            return self._json(self._row(db, batch_id, tenant))
 
         return await self._database.run(work)
 
@@ -183,18 +215,17 @@ class BatchStore:
             files = [row[f"{kind}_file"] for kind in ("input", "output", "error")]
             files = [file_id for file_id in files if file_id is not None]
             for file_id in files:
-                self._files.delete_within(db, file_id)
+                self._files.delete_within(db, tenant, file_id)
             return files
 
         await self._files.erase(await self._database.run(work))
 
     async def unfinished(self) -> Sequence[str]:
         """Ids of the batches that still need work, oldest first."""
-        marks = ", ".join("?" * len(TERMINAL))
 
         def work(db: sqlite3.Connection) -> list[str]:
-            query = f"SELECT id FROM batches WHERE status NOT IN ({marks}) ORDER BY rowid"
-            return [row["id"] for row in db.execute(query, TERMINAL)]
+            query = f"SELECT id FROM batches INDEXED BY open_batches WHERE {IS_OPEN} ORDER BY rowid"
+            return [row["id"] for row in db.execute(query)]
 
         return await self._database.run(work)
 
@@ -224,7 +255,7 @@ class BatchStore:
 
         def work(db: sqlite3.Connection) -> bool:
             tenant = self._row(db, lease.batch)["tenant"]
-            sealed = self._seal(json.dumps(errors), "errors", lease.batch, tenant)
+            sealed = self._sealed_errors(lease.batch, tenant, errors)
             return _holds(db, lease) and move(db, lease.batch, "failed", errors=sealed)
 
         return await self._database.run(work)
@@ -239,27 +270,50 @@ class BatchStore:
         )
 
     async def record(self, lease: Lease, results: Sequence[Result]) -> bool:
-        """Write results; one that is there already stays. False if the batch no longer runs."""
+        """Write results; one that is there already stays. False if the batch no longer runs.
+
+        One for which the tenant has no room ends the batch.
+        """
 
         def work(db: sqlite3.Connection) -> bool:
-            if not _holds(db, lease) or self._row(db, lease.batch)["status"] != "in_progress":
+            row = self._row(db, lease.batch)
+            if not _holds(db, lease) or row["status"] != "in_progress":
                 return False
-            seal = self._database.encryption.seal
-            db.executemany(
-                "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)",
-                [
-                    (
-                        lease.batch,
-                        r.line,
-                        int(r.is_error),
-                        seal(r.body, _result_name(lease.batch, r.line)),
-                    )
-                    for r in results
-                ],
-            )
-            return True
+            room = self._files.quotas.room_bytes(db, row["tenant"])
+            ends = accumulate(len(each.body) + 1 for each in results)
+            fitting = [each for each, end in zip(results, ends, strict=True) if end <= room]
+            written = [each for each in fitting if self._insert_result(db, lease.batch, each)]
+            if written:
+                failed = sum(each.is_error for each in written)
+                size = sum(len(each.body) + 1 for each in written)
+                room -= size
+                db.execute(
+                    "UPDATE batches SET completed = completed + ?, failed = failed + ?,"
+                    " result_bytes = result_bytes + ? WHERE id = ?",
+                    (len(written) - failed, failed, size, lease.batch),
+                )
+            if len(fitting) == len(results):
+                return True
+            move(db, lease.batch, "finalizing", errors=self._no_room(row, room))
+            return False
 
         return await self._database.run(work)
+
+    def _insert_result(self, db: sqlite3.Connection, batch_id: str, result: Result) -> bool:
+        """Whether there was none of that line."""
+        name = _result_name(batch_id, result.line)
+        body = self._database.encryption.seal(result.body, name)
+        values = (batch_id, result.line, int(result.is_error), body)
+        return db.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", values).rowcount == 1
+
+    def _no_room(self, row: sqlite3.Row, room: int) -> str:
+        """The column of errors of a batch whose results find no more room than that."""
+        held = self._files.quotas.held_text(room)
+        text = (
+            f"{held}, which leaves no room for all results: delete some, and send the rest again."
+        )
+        error = {"code": "file_storage_limit", "message": text, "line": None, "param": None}
+        return self._sealed_errors(row["id"], row["tenant"], [error])
 
     async def finish(
         self, lease: Lease, to: str, missing: Sequence[Result], total: int | None = None
@@ -268,29 +322,35 @@ class BatchStore:
 
         The results themselves are deleted, their counts kept. ``total``: how many lines there are;
         a batch that was cancelled early has not been told. ``missing`` stand in the error file for
-        lines that have no result. A crash in between leaves files without rows, which are removed
-        at the next start.
+        lines that have no result, where there is room for all; for whose results there was none
+        fails. A crash in between leaves files without rows, which are removed at the next start.
         """
 
         def work(db: sqlite3.Connection) -> bool:
             row = self._row(db, lease.batch)
             if not _holds(db, lease) or to not in TRANSITIONS.get(row["status"], ()):
                 return False
-            columns: dict[str, Any] = {} if total is None else {"total": total}
+            columns: dict[str, Any] = {"result_bytes": 0}
+            if total is not None:
+                columns["total"] = total
+            rest = missing if row["errors"] is None else ()
+            room = self._files.quotas.room_bytes(db, row["tenant"])
+            if sum(len(each.body) + 1 for each in rest) > room:
+                rest, columns["errors"] = (), self._no_room(row, room)
             for kind, counted, is_error in (
                 ("output", "completed", False),
                 ("error", "failed", True),
             ):
-                extra = missing if is_error else ()
-                columns[counted] = _count(db, lease.batch, is_error)
-                if not extra and not columns[counted]:
+                extra = rest if is_error else ()
+                if not extra and not row[counted]:
                     continue
                 name = f"{lease.batch}_{kind}.jsonl"
                 write = partial(self._write_lines, db, lease.batch, is_error, extra)
                 stored = self._files.add_within(db, row["tenant"], name, "batch_output", write)
                 columns[f"{kind}_file"] = stored.id
             db.execute("DELETE FROM results WHERE batch = ?", (lease.batch,))
-            return move(db, lease.batch, to, **columns)
+            end = to if row["errors"] is None else "failed"
+            return move(db, lease.batch, end, **columns)
 
         has_ended = await self._database.run(work)
         if has_ended:
@@ -314,6 +374,9 @@ class BatchStore:
         for result in extra:
             writer.write(result.body + b"\n")
 
+    def _sealed_errors(self, batch_id: str, tenant: str, errors: Sequence[dict[str, Any]]) -> str:
+        return self._seal(json.dumps(errors), "errors", batch_id, tenant)
+
     def _seal(self, text: str, column: str, batch_id: str, tenant: str) -> str:
         return self._database.encryption.seal_text(text, f"{column} {batch_id} {tenant}")
 
@@ -336,7 +399,7 @@ class BatchStore:
             raise ApiError(404, "There is no such batch.", param="batch_id")
         return row
 
-    def _json(self, db: sqlite3.Connection, row: sqlite3.Row) -> dict[str, Any]:
+    def _json(self, row: sqlite3.Row) -> dict[str, Any]:
         errors = self._unseal(row, "errors")
         return {
             "id": row["id"],
@@ -353,16 +416,11 @@ class BatchStore:
             **{name: row[name] for name in _TIMES},
             "request_counts": {
                 "total": row["total"],
-                "completed": row["completed"] + _count(db, row["id"], False),
-                "failed": row["failed"] + _count(db, row["id"], True),
+                "completed": row["completed"],
+                "failed": row["failed"],
             },
             "metadata": self._unseal(row, "metadata"),
         }
-
-
-def _count(db: sqlite3.Connection, batch_id: str, is_error: bool) -> int:
-    query = "SELECT COUNT(*) FROM results WHERE batch = ? AND is_error = ?"
-    return int(db.execute(query, (batch_id, int(is_error))).fetchone()[0])
 
 
 def _result_name(batch_id: str, line: int) -> str:

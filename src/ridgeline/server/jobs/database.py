@@ -29,9 +29,12 @@ T = TypeVar("T")
 NAME = "jobs.sqlite"
 _CLOCK_SET_S = 2.0  # smaller steps are what keeps it right
 _CHECK = "ridgeline data folder"  # what the key of an encrypted folder has to decrypt
+TERMINAL = ("failed", "completed", "expired", "cancelled")
+# Of a batch that is not over, in words that an index has, too.
+IS_OPEN = f"status NOT IN {TERMINAL}"
 
-# A batch that is over has its counts in its row, and no results.
-_SCHEMA = """
+# A batch has its counts in its row; results become files, and are deleted, when it is over.
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL,
     bytes INTEGER NOT NULL, created INTEGER NOT NULL
@@ -43,7 +46,8 @@ CREATE TABLE IF NOT EXISTS batches (
     total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0, output_file TEXT, error_file TEXT, errors TEXT,
     in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER, failed_at INTEGER,
-    expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER
+    expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
+    result_bytes INTEGER NOT NULL DEFAULT 0, archived_at INTEGER
 ) STRICT;
 CREATE TABLE IF NOT EXISTS results (
     batch TEXT NOT NULL, line INTEGER NOT NULL, is_error INTEGER NOT NULL, body BLOB NOT NULL,
@@ -53,10 +57,20 @@ CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL,
     body BLOB NOT NULL
 ) STRICT;
+CREATE INDEX IF NOT EXISTS files_of_tenant ON files (tenant);
+CREATE INDEX IF NOT EXISTS batches_of_tenant ON batches (tenant);
+CREATE INDEX IF NOT EXISTS open_batches ON batches (tenant) WHERE {IS_OPEN};
 CREATE INDEX IF NOT EXISTS responses_of_tenant ON responses (tenant, created);
 CREATE INDEX IF NOT EXISTS responses_by_expiry ON responses (expires);
 CREATE TABLE IF NOT EXISTS encryption (key_check BLOB NOT NULL) STRICT;
 """
+
+# What a batch's row counts of its results.
+_COUNTS = {
+    "completed": "COUNT(*) FILTER (WHERE NOT is_error)",
+    "failed": "COUNT(*) FILTER (WHERE is_error)",
+    "result_bytes": "COALESCE(SUM(LENGTH(body) + 1), 0)",
+}
 
 # What SQLite raises for a file that is damaged, and what Python does for texts in it.
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -144,7 +158,7 @@ class Database:
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.executescript(_SCHEMA)
         _check_tables(connection)
-        _add_counts(connection)
+        _add_columns(connection)
         return connection
 
     def _check_key(self, db: sqlite3.Connection) -> None:
@@ -254,11 +268,21 @@ def _check_tables(connection: sqlite3.Connection) -> None:
             raise sqlite3.DatabaseError(found.partition("\n")[0])
 
 
-def _add_counts(connection: sqlite3.Connection) -> None:
-    """A folder may be of a version that counted results, and never deleted them."""
+def _add_columns(connection: sqlite3.Connection) -> None:
+    """A folder may be of a version that counted results whenever it was asked."""
     columns = {row["name"] for row in connection.execute("PRAGMA table_info(batches)")}
-    for name in {"completed", "failed"} - columns:
-        connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+    connection.execute("BEGIN")
+    if "archived_at" not in columns:
+        connection.execute("ALTER TABLE batches ADD COLUMN archived_at INTEGER")
+    for name, of_results in _COUNTS.items():
+        if name not in columns:
+            connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+        if "result_bytes" not in columns:
+            connection.execute(
+                f"UPDATE batches SET {name} = {name} + (SELECT {of_results} FROM results"
+                " WHERE batch = batches.id)"
+            )
+    connection.execute("COMMIT")
 
 
 def _move_dates(connection: sqlite3.Connection, by_s: int) -> None:
@@ -275,14 +299,15 @@ def row_dict(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def place_of(
-    db: sqlite3.Connection, table: str, tenant: str, item_id: str, prefix: str = ""
+    db: sqlite3.Connection, table: str, tenant: str, item_id: str, param: str, prefix: str = ""
 ) -> int:
-    """Where a list goes on from an item of the tenant's; ApiError 400 if the list, of ids with a
-    ``prefix``, has none of that id."""
+    """Where a list goes on from an item of the tenant's, which a request names as ``param``;
+    ApiError 400 if the list, of ids with a ``prefix``, has none of that id."""
     query = f"SELECT rowid FROM {table} WHERE id = ? AND tenant = ? AND id GLOB ?"
     row = db.execute(query, (item_id, tenant, f"{prefix}*")).fetchone()
     if row is None:
-        raise ApiError(400, f"There is no {item_id[:80]!r} for the list to go on from.")
+        text = f"{param}: there is no {item_id[:80]!r} for the list to go on from."
+        raise ApiError(400, text, param=param)
     return int(row[0])
 
 

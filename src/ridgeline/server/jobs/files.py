@@ -13,12 +13,20 @@ from ridgeline.core.encryption import Writer
 from ridgeline.core.errors import DiskError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ids import new_id
-from ridgeline.server.jobs.database import Database, place_of, row_dict, sync_folder, write_durably
+from ridgeline.server.jobs.database import (
+    IS_OPEN,
+    Database,
+    place_of,
+    row_dict,
+    sync_folder,
+    write_durably,
+)
+from ridgeline.server.jobs.quotas import Quotas
 
 MAX_FILE_BYTES = 512 << 20
+MAX_INPUT_BYTES = 200 << 20  # of a batch
 _MAX_FILENAME_CHARS = 255
 _ID = re.compile(r"file-[0-9a-f]{24}")
-TERMINAL = ("failed", "completed", "expired", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +56,15 @@ class StoredFile:
 
 
 class FileStore:
-    """Files of all tenants; one never sees another's.
+    """Files of all tenants; one never sees another's. Without ``quotas`` there may be any number.
 
     Raises:
         DiskError: the folder cannot be used, or the database is damaged.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quotas: Quotas | None = None) -> None:
         self._database = database
+        self.quotas = quotas or Quotas()
         self._folder = database.folder / "files"
         database.run_blocking(self._clean)
 
@@ -100,18 +109,17 @@ class FileStore:
         size = write_durably(path, write, encryption, _content_name(tenant, file_id))
         return self._insert(db, file_id, tenant, filename, purpose, size)
 
-    async def check_room(self, tenant: str, limit: int) -> None:
+    async def check_room(self, tenant: str) -> None:
         """That a tenant's files leave room; ApiError 413 if not."""
-        await self._database.run(lambda db: check_room_within(db, tenant, limit, 1))
+        await self._database.run(lambda db: self.quotas.check_room(db, tenant, 1))
 
     async def adopt(
-        self, file_id: str, tenant: str, filename: str, purpose: str, size: int, *, limit: int
+        self, file_id: str, tenant: str, filename: str, purpose: str, size: int
     ) -> StoredFile:
-        """Take over an upload that is complete and synced; ApiError 413 if the tenant's files would
-        take more than ``limit`` bytes."""
+        """Take over an upload that is complete and synced; ApiError 413 if there is no room."""
 
         def work(db: sqlite3.Connection) -> StoredFile:
-            check_room_within(db, tenant, limit, size)
+            self.quotas.check_room(db, tenant, size)
             self._database.on_rollback(self.path(file_id).unlink)
             self.temporary(file_id).rename(self.path(file_id))
             sync_folder(self._folder)
@@ -194,7 +202,7 @@ class FileStore:
                 values.append(purpose)
             if after is not None:
                 query += f" AND rowid {compare} ?"
-                values.append(place_of(db, "files", tenant, after))
+                values.append(place_of(db, "files", tenant, after, "after"))
             query += f" ORDER BY rowid {direction} LIMIT ?"
             rows = db.execute(query, [*values, limit + 1])
             return [self._stored(row) for row in rows]
@@ -211,22 +219,23 @@ class FileStore:
 
         def work(db: sqlite3.Connection) -> None:
             self.get_within(db, tenant, file_id)
-            self.delete_within(db, file_id)
+            self.delete_within(db, tenant, file_id)
 
         await self._database.run(work)
         await self.erase([file_id])
 
-    def delete_within(self, db: sqlite3.Connection, file_id: str) -> None:
+    def delete_within(self, db: sqlite3.Connection, tenant: str, file_id: str) -> None:
         """Delete a file's row, if there is one, within a transaction that does more; `erase` is to
-        follow. ApiError 409 while a batch reads it."""
-        marks = ", ".join("?" * len(TERMINAL))
-        in_use = db.execute(
-            f"SELECT 1 FROM batches WHERE input_file = ? AND status NOT IN ({marks})",
-            (file_id, *TERMINAL),
-        ).fetchone()
-        if in_use is not None:
+        follow. A batch whose results it has is archived. ApiError 409 while a batch reads it."""
+        reading = f"SELECT 1 FROM batches WHERE tenant = ? AND input_file = ? AND {IS_OPEN}"
+        if db.execute(reading, (tenant, file_id)).fetchone() is not None:
             raise ApiError(409, "A batch that is not over reads this file.", code="in_use")
         db.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        db.execute(
+            "UPDATE batches SET archived_at = ? WHERE tenant = ? AND archived_at IS NULL"
+            " AND ? IN (output_file, error_file)",
+            (int(time.time()), tenant, file_id),
+        )
 
     async def erase(self, file_ids: Sequence[str]) -> None:
         """Remove the content of files whose rows are deleted, and what the database had of them."""
@@ -235,19 +244,6 @@ class FileStore:
                 self.path(file_id).unlink()
         with contextlib.suppress(DiskError):  # the next deletion tries again
             await self._database.erase()
-
-
-def check_room_within(db: sqlite3.Connection, tenant: str, limit: int, size: int) -> None:
-    """That a tenant's files leave room for ``size`` bytes more; ApiError 413 if they do not."""
-    (held,) = db.execute(
-        "SELECT COALESCE(SUM(bytes), 0) FROM files WHERE tenant = ?", (tenant,)
-    ).fetchone()
-    if held + size > limit:
-        text = (
-            f"Your files take {held / (1 << 20):.1f} of {limit >> 20} MiB, and this takes "
-            f"{size / (1 << 20):.1f}: delete some, or send less."
-        )
-        raise ApiError(413, text, code="file_storage_limit")
 
 
 def _content_name(tenant: str, file_id: str) -> str:

@@ -5,8 +5,9 @@ import sqlite3
 
 from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs.batches import BatchStore
-from ridgeline.server.jobs.database import Database
-from ridgeline.server.jobs.files import TERMINAL, FileStore
+from ridgeline.server.jobs.database import TERMINAL, Database
+from ridgeline.server.jobs.files import FileStore
+from ridgeline.server.jobs.quotas import Quotas
 from ridgeline.server.jobs.responses import ResponseStore
 
 
@@ -16,9 +17,9 @@ class Jobs:
     ``changed`` is set when there is a new batch, or one is to be cancelled.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, quotas: Quotas | None = None) -> None:
         self._database = database
-        self.files = FileStore(self._database)
+        self.files = FileStore(self._database, quotas)
         self.batches = BatchStore(self._database, self.files)
         self.responses = ResponseStore(self._database)
         self.changed = asyncio.Event()

@@ -22,13 +22,13 @@ from ridgeline.server.endpoint import Operation
 from ridgeline.server.errors import ApiError, bad_request, to_api_error
 from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.batches import Result
+from ridgeline.server.jobs.files import MAX_INPUT_BYTES
 from ridgeline.server.keys import Caller
 from ridgeline.server.pool.choice import of_model
 from ridgeline.server.replies import Reply, encode
 from ridgeline.server.routes.model_operations import model_operations
 
 MAX_LINES = 50_000
-MAX_BYTES = 200 << 20
 _MAX_LINE_BYTES = 16 << 20
 _MAX_ERRORS = 100
 _ATTEMPTS = 3
@@ -75,8 +75,8 @@ def read_lines(file: IO[bytes], endpoint: str) -> tuple[list[LinePlace], list[di
     """
     places: list[LinePlace] = []
     errors: list[dict[str, Any]] = []
-    if file.seek(0, os.SEEK_END) > MAX_BYTES:
-        return [], [_error("too_large", f"A batch may have {MAX_BYTES:,} bytes.", None)]
+    if file.seek(0, os.SEEK_END) > MAX_INPUT_BYTES:
+        return [], [_error("too_large", f"A batch may have {MAX_INPUT_BYTES:,} bytes.", None)]
     file.seek(0)
     seen: set[str] = set()
     number = offset = 0

@@ -1,6 +1,7 @@
 """Runs batches in the capacity that online requests leave."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ from ridgeline.server.jobs.lines import (
 from ridgeline.server.keys import Caller
 
 _log = logging.getLogger(__name__)
-_FLUSH_LINES = 64
 _FLUSH_S = 0.05
+_ASK_S = 1.0
 _DISK_RETRY_S = 1.0
 
 
@@ -185,7 +186,8 @@ class _Told:
 class _Recorder:
     """Writes results in groups, since each transaction waits for the disk.
 
-    What cannot be written is kept and tried again; ``is_writable`` is clear until then.
+    What cannot be written is kept and tried again; ``is_writable`` is clear until then. Where there
+    is nothing to write it asks now and then whether the batch still runs.
     """
 
     def __init__(self, batches: BatchStore, lease: Lease) -> None:
@@ -193,7 +195,7 @@ class _Recorder:
         self._lease = lease
         self._pending: list[Result] = []
         self._changed = asyncio.Event()
-        self._closed = False
+        self._closed = asyncio.Event()
         self._told = _Told()
         self.is_writable = asyncio.Event()
         self.is_writable.set()
@@ -202,12 +204,11 @@ class _Recorder:
 
     def put(self, result: Result) -> None:
         self._pending.append(result)
-        if len(self._pending) >= _FLUSH_LINES:
-            self._changed.set()
+        self._changed.set()
 
     def close(self) -> None:
         """Write what is left, then end."""
-        self._closed = True
+        self._closed.set()
         self._changed.set()
 
     async def run(self) -> None:
@@ -217,16 +218,12 @@ class _Recorder:
             DiskError: results could not be written, at the last try.
         """
         while not self.has_ended:
-            try:
-                async with asyncio.timeout(_FLUSH_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            if self._pending or await _is_set(self._changed, within_s=_ASK_S):
+                await _is_set(self._closed, within_s=_FLUSH_S)  # more may come
             self._changed.clear()
-            closing = self._closed
+            closing = self._closed.is_set()
             results = self._pending.copy()
             try:
-                # An empty group asks whether the batch still runs.
                 self.has_ended = not await self._batches.record(self._lease, results)
             except DiskError as error:
                 if self.is_last_try:
@@ -239,6 +236,13 @@ class _Recorder:
             del self._pending[: len(results)]
             if closing and not self._pending:
                 return
+
+
+async def _is_set(event: asyncio.Event, *, within_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    return event.is_set()
 
 
 def _left_s(row: dict[str, Any]) -> float:

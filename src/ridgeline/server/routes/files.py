@@ -16,8 +16,8 @@ PURPOSES = ("batch", "user_data")
 async def upload_file(call: Call, receive: Receive) -> Reply:
     """Store a file; once this answers, a crash does not lose it."""
     files, tenant, file_id = call.server.jobs.files, call.caller.tenant, new_id("file-")
-    temporary, limit = files.temporary(file_id), call.server.config.file_storage_mib << 20
-    await files.check_room(tenant, limit)
+    temporary = files.temporary(file_id)
+    await files.check_room(tenant)
     try:
         upload = Upload(
             call.headers.get(b"content-type", b""),
@@ -33,7 +33,7 @@ async def upload_file(call: Call, receive: Receive) -> Reply:
                 raise bad_request(f"{unknown}: files do not expire; delete them.", "expires_after")
             raise bad_request(f"{unknown}: this field is not known.", unknown)
         name = upload.filename or "upload"
-        file = await files.adopt(file_id, tenant, name, purpose, upload.size, limit=limit)
+        file = await files.adopt(file_id, tenant, name, purpose, upload.size)
     finally:
         await call.server.in_thread(lambda: temporary.unlink(missing_ok=True))
     return Reply(body=file.json())

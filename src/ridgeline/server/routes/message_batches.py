@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from ridgeline.server.context import Call
-from ridgeline.server.errors import ApiError, bad_request
-from ridgeline.server.jobs.files import TERMINAL, StoredFile
+from ridgeline.server.errors import ApiError, ApiFamily, bad_request
+from ridgeline.server.jobs.database import TERMINAL
+from ridgeline.server.jobs.files import StoredFile
 from ridgeline.server.jobs.lines import BatchLine, read_lines
 from ridgeline.server.replies import EventStream, Reply, encode
 from ridgeline.server.routes.batches import WINDOW_S
@@ -23,6 +24,7 @@ _URL = "/v1/messages"
 _READ_BYTES = 1 << 18
 _ENDS = ("completed_at", "failed_at", "expired_at", "cancelled_at")
 _NOT_RUN = {"batch_cancelled": "canceled", "batch_expired": "expired"}
+_OF_THE_REST = {"cancelled": "canceled", "expired": "expired"}  # by how the batch ended
 
 
 class _Answered(Struct):
@@ -32,6 +34,10 @@ class _Answered(Struct):
 
 class _NotRun(Struct):
     code: str
+
+
+class _InputLine(Struct):
+    custom_id: str
 
 
 class _OutputLine(Struct):
@@ -58,7 +64,6 @@ async def create_message_batch(call: Call, request: MessageBatchRequest) -> Repl
         window_s=WINDOW_S,
         total=len(request.requests),
         prefix=_PREFIX,
-        limit=call.server.config.file_storage_mib << 20,
     )
     jobs.changed.set()
     return Reply(body=_message_batch(batch))
@@ -75,6 +80,7 @@ async def list_message_batches(call: Call) -> Reply:
         before=before,
         limit=page_limit(call, 1000),
         prefix=_PREFIX,
+        params=("after_id", "before_id"),
     )
     return Reply(body=page_of([_message_batch(batch) for batch in found], has_more))
 
@@ -105,13 +111,15 @@ async def message_batch_results(call: Call) -> EventStream:
     if batch["status"] not in TERMINAL:
         raise ApiError(409, "The batch is not over; its results come at its end.")
     ids = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name] is not None]
+    if batch["errors"] is not None:  # there was no room for the results of all that it reads
+        ids.append(batch["input_file_id"])
     try:
         stored = [await call.server.jobs.files.get(call.caller.tenant, each) for each in ids]
     except ApiError:
         raise ApiError(
             404, "A file of its results was deleted; what is left is among /v1/files."
         ) from None
-    return EventStream(events=_results(call, stored), is_lines=True)
+    return EventStream(events=_results(call, batch, stored), is_lines=True)
 
 
 async def _batch(call: Call) -> dict[str, Any]:
@@ -143,12 +151,35 @@ def _input_lines(request: MessageBatchRequest) -> bytes:
     return lines
 
 
-async def _results(call: Call, stored: Sequence[StoredFile]) -> AsyncGenerator[bytes, None]:
+async def _results(
+    call: Call, batch: dict[str, Any], stored: Sequence[StoredFile]
+) -> AsyncGenerator[bytes, None]:
+    told: set[str] = set()
     for each in stored:
+        is_input = each.id == batch["input_file_id"]
         file = await asyncio.to_thread(call.server.jobs.files.reader, each.tenant, each.id)
         with file:
             while lines := await asyncio.to_thread(file.readlines, _READ_BYTES):
-                yield b"".join(encode(_result(line)) + b"\n" for line in lines)
+                if is_input:
+                    found = _untold(call, batch, lines, told)
+                else:
+                    found = [_result(line) for line in lines]
+                    told.update(each["custom_id"] for each in found)
+                yield b"".join(encode(each) + b"\n" for each in found)
+
+
+def _untold(
+    call: Call, batch: dict[str, Any], lines: Sequence[bytes], told: Collection[str]
+) -> list[dict[str, Any]]:
+    """What becomes of messages for whose results there was no room."""
+    result: dict[str, Any]
+    if (kind := _OF_THE_REST.get(batch["status"])) is not None:
+        result = {"type": kind}
+    else:
+        error = ApiError(413, batch["errors"]["data"][0]["message"])
+        result = {"type": "errored", "error": error.body(ApiFamily.ANTHROPIC, call.request_id)}
+    ids = (msgspec.json.decode(line, type=_InputLine).custom_id for line in lines)
+    return [{"custom_id": each, "result": result} for each in ids if each not in told]
 
 
 def _result(line: bytes) -> dict[str, Any]:
@@ -177,7 +208,7 @@ def _message_batch(batch: dict[str, Any]) -> dict[str, Any]:
         "request_counts": {
             "processing": 0 if is_over else counts["total"],
             "succeeded": counts["completed"] if is_over else 0,
-            "errored": counts["failed"] if is_over else 0,
+            "errored": counts["failed"] + (rest if status == "failed" else 0) if is_over else 0,
             "canceled": rest if status == "cancelled" else 0,
             "expired": rest if status == "expired" else 0,
         },
@@ -185,7 +216,7 @@ def _message_batch(batch: dict[str, Any]) -> dict[str, Any]:
         "expires_at": _date(batch["expires_at"]),
         "ended_at": _date(next((batch[name] for name in _ENDS if batch[name] is not None), None)),
         "cancel_initiated_at": _date(batch["cancelling_at"]),
-        "archived_at": None,
+        "archived_at": _date(batch["archived_at"]),
         "results_url": f"{url}/results" if is_over else None,
     }
 
