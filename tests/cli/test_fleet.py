@@ -116,8 +116,8 @@ def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"modle": "a"}, "there is no setting 'modle'"),
-        ({"budget": {"max_replica": 2}}, "there is no setting 'budget.max_replica'"),
+        ({"modle": "a"}, "there is no setting 'modle'; did you mean 'model'?"),
+        ({"budget": {"max_replica": 2}}, "'budget.max_replica'; did you mean 'max_replicas'?"),
         ({"engine": {"max_num_seq": 2}}, "did you mean 'max_num_seqs'"),
         ({"router": {"polcy": "price"}}, "did you mean 'policy'"),
         ({"router": {"policy": "none"}}, "policy must be one of price"),

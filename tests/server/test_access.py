@@ -341,11 +341,18 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["key = 1", "[[key]]\nname = 'a'", "[[key]]\nname='a'\nsha256='zz'", "\0"]
+    ("text", "words"),
+    [
+        ("key = 1", "key"),
+        ("[[key]]\nname = 'a'", r"key\[0\]\.sha256: this field is required"),
+        ("[[key]]\nname='a'\nsha256='zz'", "sha256: this must be 64 hexadecimal digits"),
+        ("[[key]]\nname='a'\nconcurency=1", "did you mean 'concurrency'"),
+        ("\0", "not as it should be"),
+    ],
 )
-def test_a_bad_key_file_is_one_sentence(tmp_path, text):
+def test_a_bad_key_file_is_one_sentence(tmp_path, text, words):
     (tmp_path / "keys.toml").write_text(text)
-    with pytest.raises(SettingsError, match="key file"):
+    with pytest.raises(SettingsError, match=f"key file.*{words}"):
         KeyRing(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import ssl
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from tests.server.running import running
 from ridgeline.core.errors import SettingsError
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.logs import as_text
+from ridgeline.server.routes.plain import _page
 
 CHAT = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 4}
 
@@ -67,7 +69,51 @@ def test_models_come_in_pages(http):
     name = first["last_id"]
     after = http.get("/v1/models", params={"after_id": name}, headers=headers).json()
     assert [len(first["data"]), first["has_more"]] == [1, len(after["data"]) > 0]
-    assert http.get("/v1/models", params={"after_id": "x"}).status_code == 400
+    for cursor in ("after_id", "before_id"):
+        refused = http.get("/v1/models", params={cursor: "x"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, cursor)
+    assert http.get("/v1/models", params={"after_id": name, "before_id": name}).status_code == 400
+    before = http.get("/v1/models", params={"before_id": name}, headers=headers).json()
+    assert (before["data"], before["has_more"]) == ([], False)
+
+
+def test_models_before_one_of_them():
+    call = SimpleNamespace(query={"before_id": "d", "limit": "2"})
+    assert _page(call, ["a", "b", "c", "d", "e"]) == (["b", "c"], True)
+    call = SimpleNamespace(query={"before_id": "c", "limit": "2"})
+    assert _page(call, ["a", "b", "c", "d", "e"]) == (["a", "b"], False)
+
+
+def test_a_query_parameter_is_there_once(http):
+    refused = http.get("/v1/files?limit=1&order=asc&limit=2")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "limit")
+    assert error["message"] == "limit: this query parameter is there twice."
+    assert http.get("/health?a=1&a=2").status_code == 200
+
+
+def test_a_route_without_fields_takes_none(served, http, monkeypatch):
+    for path in ("/v1/batches/x/cancel", "/v1/messages/batches/x/cancel"):
+        for body, status in ((b"", 404), (b"{}", 404), (b'{"now": true}', 400), (b"x", 400)):
+            assert http.post(path, content=body).status_code == status, (path, body)
+    refused = http.request("DELETE", "/v1/files/x", json={"after": 3})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after")
+    set_config(served, monkeypatch, unknown_fields="ignore")
+    taken = http.post("/v1/batches/x/cancel", json={"now": True})
+    assert (taken.status_code, taken.headers["x-ridgeline-warning"]) == (404, "ignored fields: now")
+
+
+def test_a_list_of_files_has_the_purposes_that_there_are(http):
+    for purpose in ("batch", "user_data", "batch_output", ""):
+        assert http.get("/v1/files", params={"purpose": purpose}).status_code == 200
+    refused = http.get("/v1/files?purpose=btach").json()["error"]
+    assert (refused["param"], "batch_output" in refused["message"]) == ("purpose", True)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/tokenize"])
+def test_fields_that_are_settings_of_the_server_say_so(http, path):
+    message = http.post(path, json={"max_model_len": 4}).json()["error"]["message"]
+    assert message.endswith("it is a setting of the server, by --max-model-len.")
 
 
 def test_a_header_of_ignored_names_is_one_header(served, http, monkeypatch):

@@ -174,6 +174,49 @@ def test_allowed_tools_are_some_of_the_tools(http, path):
     assert "not in tools" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", TWO)
+def test_an_allowed_tool_says_its_type(http, path):
+    body = allowing(path, "auto", "f")
+    choice = body["tool_choice"]
+    del choice.get("allowed_tools", choice)["tools"][0]["type"]
+    error = http.post(path, json=body).json()["error"]
+    assert error["message"].endswith("tools[0].type: this field is required.")
+
+
+@pytest.mark.parametrize("name", ["f\n", "f g", ""])
+def test_a_tool_has_a_name_on_one_line(http, name):
+    tool = {"name": name, "input_schema": TOOL}
+    message = {"role": "user", "content": "a"}
+    response = http.post(
+        "/v1/messages", json={"max_tokens": 1, "messages": [message], "tools": [tool]}
+    )
+    assert response.status_code == 400
+    assert "tools[0].name: this must be 1 to 128 letters" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        (
+            {"type": "tool_reference", "tool_name": "f", "text": "a"},
+            "tool_reference block has no text",
+        ),
+        ({"type": "text", "text": "a", "data": "b"}, "text block has no data"),
+        ({"type": "text", "text": "a", "citations": None, "cache_control": {}}, None),
+    ],
+)
+def test_a_block_has_the_fields_of_its_type(http, block, words):
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    turns = [("user", "a"), ("assistant", [use]), ("user", [result])]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    tools = [{"name": "f", "input_schema": TOOL}]
+    response = http.post("/v1/messages/count_tokens", json={"messages": messages, "tools": tools})
+    assert response.status_code == (200 if words is None else 400), response.text
+    if words is not None:
+        assert words in response.json()["error"]["message"]
+
+
 def test_a_deferred_tool_is_told_of_where_a_result_refers_to_it(model, http, served):
     asked = model(MESSAGES, HERMES_CALL)
     tools = [

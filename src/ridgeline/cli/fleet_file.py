@@ -14,10 +14,12 @@ from ridgeline.cli.config_file import put_settings, read_yaml
 from ridgeline.cli.options import Parser, given_settings
 from ridgeline.core.errors import InvalidRequestError, SettingsError
 from ridgeline.core.settings.parallel import ParallelSettings
+from ridgeline.core.spelling import suggestion
 from ridgeline.fleet.config import MOST_REPLICAS, RouterConfig
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.slo import SLO_NAMES, Slo
 from ridgeline.server.config import ServerConfig, is_loopback
+from ridgeline.server.schemas.choices import field_names
 
 Positive = Annotated[float, Meta(gt=0, lt=1e9)]
 Count = Annotated[int, Meta(ge=1)]
@@ -276,7 +278,8 @@ def read_fleet(path: Path) -> FleetFile:
     except msgspec.ValidationError as error:
         if unknown := _UNKNOWN.search(str(error)):
             name = ".".join(filter(None, (unknown[2], unknown[1])))
-            raise SettingsError(f"{path}: there is no setting {name!r}.") from None
+            meant = suggestion(unknown[1], field_names(FleetFile, unknown[2] or ""))
+            raise SettingsError(f"{path}: there is no setting {name!r}{meant}") from None
         raise SettingsError(f"{path}: {error}.") from None
 
 

@@ -1,14 +1,17 @@
-"""Fields of chats that clients of other servers send, and what is here instead."""
+"""Fields that clients of other servers send, and what is here instead."""
 
 from collections.abc import Iterable
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.spelling import suggestion
+from ridgeline.server.config import ServerConfig
 
 _FORMAT = "structured_outputs holds it, as json, regex or grammar"
 _EFFORT = "reasoning_effort asks for it, or with none for no reasoning"
 _BUDGET = "reasoning has no limit of its own, and counts towards max_tokens"
 _TEXT = "the models here read and write text"
-# The end of the sentence "NAME: this field is not known".
+_SETTINGS = {*EngineConfig.__dataclass_fields__, *ServerConfig.__dataclass_fields__}
+# The end of the sentence "NAME: this field is not known", of a chat.
 _INSTEAD = {
     "allowed_token_ids": "structured_outputs limits texts, by choice, regex or grammar",
     "audio": _TEXT,
@@ -37,8 +40,10 @@ _INSTEAD = {
 }
 
 
-def instead_of_field(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that says a field of a chat is not known: what does its work, or the
-    ``known`` one that is spelled most alike."""
-    text = _INSTEAD.get(name)
+def instead_of_field(name: str, known: Iterable[str], *, is_of_chat: bool) -> str:
+    """The end of a sentence that says a field is not known: what does its work, or the ``known``
+    one that is spelled most alike."""
+    text = _INSTEAD.get(name) if is_of_chat else None
+    if text is None and name in _SETTINGS:
+        text = f"it is a setting of the server, by --{name.replace('_', '-')}"
     return suggestion(name, known) if text is None else f"; {text}."

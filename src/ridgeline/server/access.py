@@ -4,7 +4,6 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,13 +68,11 @@ class Access:
 
         try:
             caller = self._admit(scope, headers)
-            query = scope["query_string"].decode("latin-1")
             call = Call(
                 server=self._server,
                 request_id=request_id,
                 caller=caller,
                 path="other",
-                query=dict(parse_qsl(query, keep_blank_values=True)),
                 headers=headers,
                 arrival_s=started_s,
             )

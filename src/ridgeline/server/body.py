@@ -10,7 +10,13 @@ import numpy as np
 from ridgeline.core.spelling import suggestion
 from ridgeline.server.absent_fields import instead_of_field
 from ridgeline.server.errors import ApiError, bad_request
-from ridgeline.server.schemas.choices import choices, field_names, leave_out_unknown, only_number
+from ridgeline.server.schemas.choices import (
+    choices,
+    field_names,
+    leave_out_unknown,
+    only_number,
+    rule,
+)
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -90,7 +96,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), decoder.type) from None
+        raise invalid(error, decoder.type) from None
     except UnicodeDecodeError:
         raise bad_request("The body is not valid UTF-8.", code="invalid_json") from None
     except msgspec.DecodeError as error:
@@ -138,16 +144,19 @@ def _check_nesting(body: bytes) -> None:
             raise bad_request(f"The JSON has more than {MAX_CONTAINERS:,} arrays and objects.")
 
 
-def _invalid(text: str, schema: Any) -> ApiError:
+def invalid(error: msgspec.ValidationError, schema: Any) -> ApiError:
     """msgspec's message in words, and the field that it is about."""
+    text = str(error)
     path = _PATH.search(text)
     where = path.group(1).removesuffix("[...]") if path else ""
     what = _PATH.sub("", text).replace("`", "").replace(" | null", "")
     if (unknown := _UNKNOWN.match(text)) is not None:
         name = unknown.group(1)[:80]
         known = field_names(schema, where)
-        is_of_chat = not where and {"chat_template_kwargs", "max_tokens"} <= set(known)
-        meant = instead_of_field(name, known) if is_of_chat else suggestion(name, known)
+        is_of_chat = {"chat_template_kwargs", "max_tokens"} <= set(known)
+        meant = suggestion(name, known)
+        if not where:
+            meant = instead_of_field(name, known, is_of_chat=is_of_chat)
         where = f"{where}.{name}".lstrip(".")
         return bad_request(f"{where}: this field is not known{meant}", where, "unknown_field")
     missing = re.search(r"missing required field `(\w+)`", text)
@@ -157,6 +166,8 @@ def _invalid(text: str, schema: Any) -> ApiError:
     wrong = _WRONG_CHOICE.match(what)
     if (off := only_number(schema, where)) is not None:
         what = f"this is not done here, and may only be off, which is {off:g}"
+    elif "matching regex" in what and (text_rule := rule(schema, where)) is not None:
+        what = f"this must be {text_rule}"
     elif wrong is not None and (allowed := choices(schema, where)):
         what = f"{wrong.group(1)[:80]} is not one of {', '.join(allowed)}"
     what = what[:1].lower() + what[1:]

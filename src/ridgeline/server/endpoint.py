@@ -5,9 +5,11 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -31,6 +33,7 @@ from ridgeline.server.replies import EventStream, FileReply, Reply, encode, erro
 _log = logging.getLogger(__name__)
 # What clients add to any path, and means nothing here: Anthropic's, and Azure's.
 INERT_QUERY = ("beta", "api-version")
+_SAFE_METHODS = ("GET", "HEAD")  # whose bodies mean nothing
 _FILE_CHUNK_BYTES = 1 << 16
 _STREAM_TYPES = {False: b"text/event-stream; charset=utf-8", True: b"application/x-ndjson"}
 _STREAM_HEADERS = [
@@ -90,6 +93,13 @@ class Operation:
     form: Mapping[str, Any] | None = None
 
 
+class _NoFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a route that reads none."""
+
+
+_NO_FIELDS = msgspec.json.Decoder(_NoFields)
+
+
 class Endpoint:
     """The ASGI application of one operation."""
 
@@ -113,7 +123,7 @@ class Endpoint:
                 if self._operation.is_counted:
                     self._server.limits.count_request(call.caller)
                 call.routed = routed(call.headers, self._server.router_key)
-                self._check_query(call)
+                self._read_query(call, scope["query_string"].decode("latin-1"))
                 arguments = await self._arguments(call, scope, receive)
                 answering = self._answer(call, arguments, sender)
                 # Who reads the body itself sees the disconnect, too.
@@ -124,12 +134,20 @@ class Endpoint:
         except Exception as error:  # every failure has an answer, or an end of the stream
             await self._fail(call, sender, error)
 
-    def _check_query(self, call: Call) -> None:
-        """ApiError 400 for a query parameter that is not known, unless such are ignored."""
+    def _read_query(self, call: Call, text: str) -> None:
+        """ApiError 400 for a query parameter that is there twice, or that is not known unless such
+        are ignored."""
         operation = self._operation
+        pairs = parse_qsl(text, keep_blank_values=True)
+        call.query = dict(pairs)
+        if operation.is_probe:
+            return
+        if len(pairs) > len(call.query):
+            name = Counter(name for name, _ in pairs).most_common(1)[0][0][:80]
+            raise bad_request(f"{name}: this query parameter is there twice.", name)
         known = {*operation.query, *INERT_QUERY, *(["model"] if operation.of_model else [])}
         unknown = [name for name in call.query if name not in known]
-        if operation.is_probe or not unknown:
+        if not unknown:
             return
         if self._server.config.unknown_fields == "refuse":
             name = unknown[0][:80]
@@ -143,7 +161,7 @@ class Endpoint:
             call.check_admin()
         if self._operation.reads_raw:
             return [receive]
-        if self._decoder is None:
+        if self._decoder is None and scope["method"] in _SAFE_METHODS:
             return []
         limit = self._server.config.max_body_mib << 20
         headers = dict(scope["headers"])
@@ -154,10 +172,12 @@ class Endpoint:
             body = call.routed.take_state(body)
             if call.routed.state is not None and not self._operation.is_continued:
                 raise ApiError(400, "Streams of this route do not go on elsewhere.")
+        if self._decoder is None and not body.strip():
+            return []
         unknown_fields = self._server.config.unknown_fields
-        value, ignored = decode_request(self._decoder, body, unknown_fields)
+        value, ignored = decode_request(self._decoder or _NO_FIELDS, body, unknown_fields)
         call.ignored_fields += ignored
-        return [value]
+        return [] if self._decoder is None else [value]
 
     async def _answer(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
         if self._server.pool is None or not self._operation.of_model:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ridgeline.core.errors import SettingsError
+from ridgeline.server.body import invalid
 from ridgeline.server.config import ServerConfig
 
 ADMIN = "admin"
@@ -37,14 +38,25 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 NO_LIMITS = KeyLimits()
 
 
+_Sha256 = Annotated[
+    str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$", description="64 hexadecimal digits in small letters")
+]
+
+
 class _KeyEntry(KeyLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9_.-]{1,64}(?!\n)$",
+            description="1 to 64 letters of a to z, digits, points, dashes and underscores",
+        ),
+    ]
+    sha256: _Sha256
 
 
 class _KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key: list[_KeyEntry]
-    admin_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    admin_sha256: _Sha256 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,5 +179,7 @@ def _read(path: str) -> _KeyFile:
         return msgspec.toml.decode(Path(path).read_bytes(), type=_KeyFile)
     except OSError as error:
         raise SettingsError(f"The key file cannot be read: {error.strerror}.") from error
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"The key file: {invalid(error, _KeyFile).message}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"The key file is not as it should be: {error}.") from error

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from ridgeline.core.spelling import suggestion
 from ridgeline.server.body import Receive
 from ridgeline.server.context import Call
 from ridgeline.server.errors import bad_request
@@ -9,8 +10,7 @@ from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.upload import Upload
 from ridgeline.server.replies import FileReply, Reply
 from ridgeline.server.routes.paging import page_limit, page_of
-
-PURPOSES = ("batch", "user_data")
+from ridgeline.server.schemas.batches import OUTPUT_PURPOSE, PURPOSES
 
 
 async def upload_file(call: Call, receive: Receive) -> Reply:
@@ -31,7 +31,8 @@ async def upload_file(call: Call, receive: Receive) -> Reply:
         if unknown := next(iter(upload.fields), None):
             if unknown.startswith("expires_after"):
                 raise bad_request(f"{unknown}: files do not expire; delete them.", "expires_after")
-            raise bad_request(f"{unknown}: this field is not known.", unknown)
+            meant = suggestion(unknown, ("file", "purpose"))
+            raise bad_request(f"{unknown}: this field is not known{meant}", unknown)
         name = upload.filename or "upload"
         file = await files.adopt(file_id, tenant, name, purpose, upload.size)
     finally:
@@ -44,9 +45,12 @@ async def list_files(call: Call) -> Reply:
     order = call.query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise bad_request("order must be asc or desc.", "order")
+    purpose, purposes = call.query.get("purpose") or None, (*PURPOSES, OUTPUT_PURPOSE)
+    if purpose not in (None, *purposes):
+        raise bad_request(f"purpose must be one of {', '.join(purposes)}.", "purpose")
     found, has_more = await call.server.jobs.files.list(
         call.caller.tenant,
-        purpose=call.query.get("purpose") or None,
+        purpose=purpose,
         after=call.query.get("after") or None,
         limit=page_limit(call, 10_000),
         order=order,

@@ -16,7 +16,7 @@ from ridgeline.server.jobs.files import StoredFile
 from ridgeline.server.jobs.lines import BatchLine, read_lines
 from ridgeline.server.replies import EventStream, Reply, encode
 from ridgeline.server.routes.batches import WINDOW_S
-from ridgeline.server.routes.paging import page_limit, page_of
+from ridgeline.server.routes.paging import page_ends, page_limit, page_of
 from ridgeline.server.schemas.batches import MessageBatchRequest
 
 _PREFIX = "msgbatch_"
@@ -71,9 +71,7 @@ async def create_message_batch(call: Call, request: MessageBatchRequest) -> Repl
 
 async def list_message_batches(call: Call) -> Reply:
     """The caller's, newest first."""
-    after, before = (call.query.get(name) or None for name in ("after_id", "before_id"))
-    if after is not None and before is not None:
-        raise bad_request("after_id and before_id exclude each other.", "before_id")
+    after, before = page_ends(call)
     found, has_more = await call.server.jobs.batches.list(
         call.caller.tenant,
         after=after,

@@ -49,6 +49,19 @@ _CHOICES: dict[str, Choice] = {
     "tool": "required",
 }
 _NEEDED = {"text": "text", "thinking": "thinking", "tool_use": "name", "tool_result": "tool_use_id"}
+_FIELDS = {
+    "text": ("text", "citations"),
+    "thinking": ("thinking", "signature"),
+    "redacted_thinking": ("data",),
+    "tool_use": ("id", "name", "input", "caller"),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+    "document": ("source", "title", "context", "citations"),
+    "tool_reference": ("tool_name",),
+}
+_OTHERS = {
+    kind: tuple(set(Block.__struct_fields__).difference(names, ("type", "cache_control")))
+    for kind, names in _FIELDS.items()
+}
 _STOP_REASONS = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -183,6 +196,7 @@ def _turns(message: InputMessage, where: str, references: _References) -> list[d
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for block in message.content:
+        _check_fields(block, where)
         if block.type == "text" and block.text is not None:
             texts.append({"type": "text", "text": block.text})
         elif block.type == "document":
@@ -226,10 +240,19 @@ def _text(
         value = getattr(block, readable.get(block.type, ""), None)
         if value is None:
             raise _not_read(block, where, readable)
+        _check_fields(block, where)
         if references is not None and block.type == "tool_reference":
             value = references.definition(value, where)
         parts.append(value)
     return "\n".join(parts)
+
+
+def _check_fields(block: Block, where: str) -> None:
+    """ApiError 400 for a field that blocks of this type do not have."""
+    others = _OTHERS.get(block.type, ())
+    for name in others:
+        if getattr(block, name) is not None:
+            raise bad_request(f"{where}: a {block.type} block has no {name}.", where)
 
 
 def _document(block: Block, where: str) -> str:

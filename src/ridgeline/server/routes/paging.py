@@ -14,6 +14,14 @@ def page_limit(call: Call, most: int, default: int = 20) -> int:
     return int(text)
 
 
+def page_ends(call: Call) -> tuple[str | None, str | None]:
+    """The ``after_id`` or ``before_id`` of Anthropic's clients; ApiError if there are both."""
+    after, before = (call.query.get(name) or None for name in ("after_id", "before_id"))
+    if after is not None and before is not None:
+        raise bad_request("after_id and before_id exclude each other.", "before_id")
+    return after, before
+
+
 def page_of(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
     """A page."""
     return {

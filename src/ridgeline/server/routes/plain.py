@@ -15,8 +15,9 @@ from ridgeline.server.pool.pool import ModelPool, PooledModel
 from ridgeline.server.prompts import check_in_vocabulary
 from ridgeline.server.replies import Reply
 from ridgeline.server.routes.chat import message_input, tool_specs
-from ridgeline.server.routes.paging import page_limit
+from ridgeline.server.routes.paging import page_ends, page_limit
 from ridgeline.server.schemas.plain import (
+    MODELS_QUERY,
     DetokenizeRequest,
     DetokenizeResponse,
     ModelCard,
@@ -34,7 +35,7 @@ async def list_models(call: Call) -> Reply:
     server = call.server
     names, has_more = server.models_of(call.caller), False
     is_of_anthropic = b"anthropic-version" in call.headers
-    if is_of_anthropic or not {"limit", "after_id"}.isdisjoint(call.query):
+    if is_of_anthropic or not MODELS_QUERY.keys().isdisjoint(call.query):
         names, has_more = _page(call, names)
     if is_of_anthropic:
         cards = [_anthropic_card(server, name) for name in names]
@@ -45,11 +46,17 @@ async def list_models(call: Call) -> Reply:
 
 
 def _page(call: Call, names: list[str]) -> tuple[list[str], bool]:
-    """As many as are wanted after one of them, as Anthropic's clients ask; are there more?"""
-    limit, after = page_limit(call, 1000, default=1000), call.query.get("after_id") or None
+    """As many as are wanted after one of them, or before, as Anthropic's clients ask; are there
+    more?"""
+    limit = page_limit(call, 1000, default=1000)
+    after, before = page_ends(call)
+    for name, cursor in (("after_id", after), ("before_id", before)):
+        if cursor not in (None, *names):
+            raise bad_request(f"{name} must be the id of a model of this list.", name)
+    if before is not None:
+        names = names[: names.index(before)]
+        return names[-limit:], len(names) > limit
     if after is not None:
-        if after not in names:
-            raise bad_request("after_id must be the id of a model of this list.", "after_id")
         names = names[names.index(after) + 1 :]
     return names[:limit], len(names) > limit
 

@@ -22,7 +22,13 @@ class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class MessageBatchLine(Struct, forbid_unknown_fields=True, kw_only=True):
     """``params``: what would be posted to ``/v1/messages``."""
 
-    custom_id: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}(?!\n)$")]
+    custom_id: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-zA-Z0-9_-]{1,64}(?!\n)$",
+            description="1 to 64 letters of a to z, digits, dashes and underscores",
+        ),
+    ]
     params: Raw
 
 
@@ -32,12 +38,14 @@ class MessageBatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     requests: Annotated[list[MessageBatchLine], Meta(min_length=1)]
 
 
+PURPOSES = ("batch", "user_data")  # of uploads
+OUTPUT_PURPOSE = "batch_output"
 UPLOAD_FORM = {
     "type": "object",
     "required": ["file", "purpose"],
     "properties": {
         "file": {"type": "string", "format": "binary"},
-        "purpose": {"type": "string", "enum": ["batch", "user_data"]},
+        "purpose": {"type": "string", "enum": [*PURPOSES]},
     },
     "additionalProperties": False,
 }
@@ -56,5 +64,5 @@ FILES_QUERY: dict[str, dict[str, Any]] = {
     **PAGE_QUERY,
     "limit": {"type": "integer", "minimum": 1, "maximum": 10_000},
     "order": _ORDER,
-    "purpose": {"type": "string"},
+    "purpose": {"type": "string", "enum": [*PURPOSES, OUTPUT_PURPOSE]},
 }

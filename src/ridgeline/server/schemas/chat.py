@@ -10,6 +10,7 @@ from ridgeline.server.schemas.generation import (
     Name,
     OpenAIGeneration,
     Retraction,
+    ToolName,
     Usage,
 )
 
@@ -75,7 +76,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
     """``parameters`` is a JSON Schema; ``strict`` is inert."""
 
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -102,11 +103,18 @@ class NamedToolChoice(
     function: NamedFunction
 
 
+class AllowedTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One of them."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class AllowedTools(Struct, forbid_unknown_fields=True, kw_only=True):
     """The functions that may be called, or of which one must be."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedToolChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(

@@ -32,6 +32,16 @@ def only_number(schema: Any, path: str) -> float | None:
 
 
 @lru_cache(maxsize=256)
+def rule(schema: Any, path: str) -> str | None:
+    """What the text at a path has to be, in words, if its schema describes that."""
+    for kind in _kinds_at(schema, path, whole=True):
+        for each in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+            if isinstance(each, inspect.Metadata) and each.extra_json_schema:
+                return each.extra_json_schema.get("description")
+    return None
+
+
+@lru_cache(maxsize=256)
 def field_names(schema: Any, path: str) -> tuple[str, ...]:
     """The fields of the object at a path; none if there is no such object."""
     found = _kinds_at(schema, path)
@@ -89,13 +99,13 @@ def _shape(schema: Any) -> _Shape:
     return _Shape(_parts(inspect.type_info(schema)))
 
 
-def _kinds_at(schema: Any, path: str) -> list[inspect.Type]:
-    found = _parts(inspect.type_info(schema))
+def _kinds_at(schema: Any, path: str, *, whole: bool = False) -> list[inspect.Type]:
+    """The members of what may stand at a path; ``whole``: unions with what annotates them."""
+    found = [inspect.type_info(schema)]
     for step in _STEP.findall(path):
-        found = [
-            part for each in found for child in _children(each, step) for part in _parts(child)
-        ]
-    return found
+        parts = [part for each in found for part in _parts(each)]
+        found = [child for part in parts for child in _children(part, step)]
+    return found if whole else [part for each in found for part in _parts(each)]
 
 
 def _parts(kind: inspect.Type) -> list[inspect.Type]:

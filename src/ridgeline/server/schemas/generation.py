@@ -25,6 +25,13 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+ToolName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-zA-Z0-9_.-]{1,128}(?!\n)$",
+        description="1 to 128 letters of a to z, digits, points, dashes and underscores",
+    ),
+]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]

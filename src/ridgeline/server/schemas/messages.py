@@ -11,6 +11,7 @@ from ridgeline.server.schemas.generation import (
     Name,
     Positive,
     StopStrings,
+    ToolName,
 )
 
 
@@ -63,7 +64,7 @@ class MessagesTool(Struct, forbid_unknown_fields=True, kw_only=True):
     ``strict``, ``cache_control`` and ``eager_input_streaming`` are inert.
     """
 
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+    name: ToolName
     type: Literal["custom"] | None = None
     description: str | None = None
     input_schema: dict[str, Any]

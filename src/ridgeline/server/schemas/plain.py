@@ -10,6 +10,7 @@ from ridgeline.server.schemas.generation import Name
 MODELS_QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
     "after_id": {"type": "string"},
+    "before_id": {"type": "string"},
 }
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from ridgeline.core.sampling_params import MAX_LOGPROBS
-from ridgeline.server.schemas.generation import Count, Effort, Generation, Name
+from ridgeline.server.schemas.generation import Count, Effort, Generation, Name, ToolName
 
 
 class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -37,7 +37,7 @@ class ResponsesTool(Struct, forbid_unknown_fields=True, kw_only=True):
     """A function that the model may call; ``strict`` is inert. There are no built-in tools."""
 
     type: Literal["function"]
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -51,13 +51,20 @@ class ResponsesToolChoice(
     name: Name
 
 
+class ResponsesAllowedTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One of them."""
+
+    type: Literal["function"]
+    name: Name
+
+
 class ResponsesAllowedTools(
     Struct, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag="allowed_tools"
 ):
     """The functions that may be called, or of which one must be."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ResponsesToolChoice], Meta(min_length=1, max_length=128)]
+    tools: Annotated[list[ResponsesAllowedTool], Meta(min_length=1, max_length=128)]
 
 
 ToolChoice = Literal["none", "auto", "required"] | ResponsesToolChoice | ResponsesAllowedTools
