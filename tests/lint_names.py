@@ -7,19 +7,12 @@ from pathlib import Path
 
 SOURCE = Path("src/ridgeline")
 
-# Names that two modules may share, and why.
-MAY_BE_TWICE = {
-    "kernels/cpu/structs.py": "the structures of csrc/cpu/ridgeline_cpu.h, called as there",
-}
-
 
 def public_classes(source: Path) -> dict[str, list[str]]:
     """Where each public class of a package is defined, by name."""
     found = defaultdict(list)
     for path in sorted(source.rglob("*.py")):
         where = str(path.relative_to(source))
-        if where in MAY_BE_TWICE:
-            continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(where)

@@ -9,7 +9,7 @@ from tests.tiny import Driver, tiny_executor, tiny_model
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.plan import ModelRole, Outputs
 from ridgeline.executors.cpu.executor import CPUExecutor
-from ridgeline.kernels.cpu.structs import Buffer
+from ridgeline.kernels.cpu.structs import RlBuffer
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 TOO_MANY_TOKENS = 1 << 30  # 206 GB for each buffer as wide as the hidden size
@@ -38,7 +38,7 @@ def test_a_step_too_large_leaves_room_for_none_and_the_next_makes_its_own(no_mor
     no_more_memory()
     with pytest.raises(OutOfMemoryError, match=f"step of {TOO_MANY_TOKENS} tokens"):
         program.reserve(TOO_MANY_TOKENS)
-    for buffer in Buffer:
+    for buffer in RlBuffer:
         assert program._library.rl_buffer(program._handle, buffer) is None
     after = driver.start(1, PROMPT, outputs=outputs).logits
     np.testing.assert_array_equal(after, before)

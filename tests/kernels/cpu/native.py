@@ -11,11 +11,11 @@ import pytest
 from ridgeline.core.rounding import ceil_div
 from ridgeline.kernels.cpu.library import available_levels, load_library
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import SEQUENCE, Attention, Batch, Format, KVGroup
+from ridgeline.kernels.cpu.structs import SEQUENCE, RlAttention, RlBatch, RlFormat, RlKVGroup
 
 FORMATS = {
-    "f32": Format.F32, "f16": Format.F16, "bf16": Format.BF16,
-    "int8": Format.INT8, "int4": Format.INT4, "fp8": Format.FP8,
+    "f32": RlFormat.F32, "f16": RlFormat.F16, "bf16": RlFormat.BF16,
+    "int8": RlFormat.INT8, "int4": RlFormat.INT4, "fp8": RlFormat.FP8,
 }  # fmt: skip
 LEVELS = available_levels()
 
@@ -56,13 +56,13 @@ class Cache:
     layer: int = 1
     num_threads: int = 2
     seed: int = 0
-    group: KVGroup = field(init=False)
+    group: RlKVGroup = field(init=False)
     tables: list[np.ndarray] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.format == "int4" and not {self.k_width, self.v_width} <= {32, 64, 128, 256}:
             pytest.skip("int4 is of heads whose widths are powers of two")
-        self.group = KVGroup(
+        self.group = RlKVGroup(
             format=FORMATS[self.format],
             block_tokens=self.block_tokens,
             num_layers=self.num_layers,
@@ -135,7 +135,7 @@ class Cache:
         threads = num_threads or self.num_threads
         with_batch = _Batch(self, parts)
         sinks = None if sinks is None else _floats(sinks)
-        attention = Attention(
+        attention = RlAttention(
             num_heads=num_heads,
             out_width=out_width or self.v_width,
             scale=scale,
@@ -180,7 +180,7 @@ class _Batch:
             entry["block_tables"] = tables.ctypes.data
             entry["sinks"], entry["window"] = part.sinks, part.window
             row += part.num_tokens
-        self.batch = Batch(
+        self.batch = RlBatch(
             num_tokens=row, num_sequences=len(parts), sequences=sequences.ctypes.data
         )
 

@@ -7,7 +7,7 @@ import pytest
 from tests.kernels.cpu.native import LEVELS, pool
 
 from ridgeline.kernels.cpu.matrix import pack
-from ridgeline.kernels.cpu.structs import ActivationFunction, Batch, Buffer, Linear
+from ridgeline.kernels.cpu.structs import RlActivation, RlBatch, RlBuffer, RlLinear
 
 WIDTH = 21
 KINDS = {
@@ -29,22 +29,22 @@ def feed_forward(level, kind, gate_bias, up_bias, *, fused=True):
     up, down = pack(threads, zeros), pack(threads, np.ones((WIDTH, WIDTH), dtype=np.float32))
 
     def linear(matrix, bias):
-        return Linear(matrix=matrix.struct, bias=None if bias is None else bias.ctypes.data)
+        return RlLinear(matrix=matrix.struct, bias=None if bias is None else bias.ctypes.data)
 
     linears = [linear(gate, gate_bias), linear(up, up_bias), linear(down, None)]
     gated = None if gate_bias is None else c.byref(linears[0])
-    program = library.rl_program_new((c.c_int32 * len(Buffer))(*[WIDTH] * len(Buffer)))
-    activation = ActivationFunction(kind=KINDS[kind], alpha=1.702, limit=7.0)
+    program = library.rl_program_new((c.c_int32 * len(RlBuffer))(*[WIDTH] * len(RlBuffer)))
+    activation = RlActivation(kind=KINDS[kind], alpha=1.702, limit=7.0)
     library.rl_add_mlp(
-        program, Buffer.N, Buffer.H, gated, c.byref(linears[1]), c.byref(linears[2]),
+        program, RlBuffer.N, RlBuffer.H, gated, c.byref(linears[1]), c.byref(linears[2]),
         c.byref(activation), None,
     )  # fmt: skip
     assert library.rl_reserve(program, 1) == 0
-    source = library.rl_buffer(program, Buffer.N)
+    source = library.rl_buffer(program, RlBuffer.N)
     c.memset(source, 0, 4 * WIDTH)
-    batch = Batch(num_tokens=1, num_sequences=0)
+    batch = RlBatch(num_tokens=1, num_sequences=0)
     assert library.rl_run(program, threads.handle, 0, 1, c.byref(batch), None, None, None) == 0
-    out = c.cast(library.rl_buffer(program, Buffer.H), c.POINTER(c.c_float))
+    out = c.cast(library.rl_buffer(program, RlBuffer.H), c.POINTER(c.c_float))
     result = np.ctypeslib.as_array(out, (WIDTH,)).copy()
     library.rl_program_free(program)
     return result

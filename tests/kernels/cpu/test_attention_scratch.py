@@ -7,7 +7,7 @@ import pytest
 from tests.kernels.cpu.native import LEVELS, Cache, Part
 
 from ridgeline.kernels.cpu.library import load_library
-from ridgeline.kernels.cpu.structs import SEQUENCE, Attention, Batch, Format, KVGroup
+from ridgeline.kernels.cpu.structs import SEQUENCE, RlAttention, RlBatch, RlFormat, RlKVGroup
 
 LENGTH = 131_072
 CHUNKS = (1, 2, 8, 47, 180, 333, 700, 1023, 2048)
@@ -16,23 +16,24 @@ COUNTERS = 8  # of each thread: blocks whose splits are shared out
 SEQUENCE_BYTES = 128
 
 
-def grouped() -> tuple[KVGroup, Attention]:
+def grouped() -> tuple[RlKVGroup, RlAttention]:
     """Llama-3.1-8B's."""
-    group = KVGroup(
-        format=Format.BF16, block_tokens=16, num_layers=1, num_kv_heads=8, k_width=128, v_width=128
-    )
-    return group, Attention(num_heads=32, out_width=128, scale=0.1)
+    group = RlKVGroup(
+        format=RlFormat.BF16, block_tokens=16, num_layers=1, num_kv_heads=8, k_width=128,
+        v_width=128,
+    )  # fmt: skip
+    return group, RlAttention(num_heads=32, out_width=128, scale=0.1)
 
 
-def latent() -> tuple[KVGroup, Attention]:
+def latent() -> tuple[RlKVGroup, RlAttention]:
     """DeepSeek-V3's."""
-    group = KVGroup(
-        format=Format.BF16, block_tokens=16, num_layers=1, num_kv_heads=1, k_width=576, v_width=0
+    group = RlKVGroup(
+        format=RlFormat.BF16, block_tokens=16, num_layers=1, num_kv_heads=1, k_width=576, v_width=0
     )
-    return group, Attention(num_heads=128, out_width=512, scale=0.1)
+    return group, RlAttention(num_heads=128, out_width=512, scale=0.1)
 
 
-def scratch_bytes(shape: tuple[KVGroup, Attention], parts: list[Part], num_threads: int) -> int:
+def scratch_bytes(shape: tuple[RlKVGroup, RlAttention], parts: list[Part], num_threads: int) -> int:
     group, attention = shape
     library = load_library()
     library.rl_kv_group_sizes(ctypes.byref(group))
@@ -44,7 +45,7 @@ def scratch_bytes(shape: tuple[KVGroup, Attention], parts: list[Part], num_threa
         if part.ancestors:
             ancestors.append(np.array(part.ancestors, np.uint64))
             entry["ancestors"] = ancestors[-1].ctypes.data
-    batch = Batch(
+    batch = RlBatch(
         num_tokens=sum(part.num_tokens for part in parts),
         num_sequences=len(parts),
         sequences=sequences.ctypes.data,

@@ -11,7 +11,6 @@ from ridgeline.executors.cpu.pricing import native_kernels
 from ridgeline.executors.cpu.roles import FACTOR_COLUMNS
 from ridgeline.executors.cpu.traits import KV_SUB_BLOCK
 from ridgeline.kernels.cpu import library, matrix, structs
-from ridgeline.kernels.cpu.structs import Format
 
 HEADERS = levels.SOURCES.parent / "cpu"
 
@@ -46,7 +45,12 @@ def test_the_version():
 
 @pytest.mark.parametrize(
     ("enum", "prefix"),
-    [(Format, ""), (structs.Buffer, ""), (structs.SpanKind, "SPAN_"), (structs.Part, "PART_")],
+    [
+        (structs.RlFormat, ""),
+        (structs.RlBuffer, ""),
+        (structs.RlSpanKind, "SPAN_"),
+        (structs.RlPart, "PART_"),
+    ],
 )
 def test_enumerations(enum, prefix):
     named = dict(re.findall(r"\bRL_([A-Z0-9_]+) = (-?\d+)", text("ridgeline_cpu.h")))
@@ -55,20 +59,11 @@ def test_enumerations(enum, prefix):
 
 
 FIELDS = {
-    "rl_matrix": structs.Matrix,
-    "rl_linear": structs.Linear,
-    "rl_adapter_part": structs.AdapterPart,
-    "rl_xielu": structs.Xielu,
-    "rl_adapter": structs.Adapter,
-    "rl_kv_group": structs.KVGroup,
-    "rl_batch": structs.Batch,
-    "rl_attention": structs.Attention,
-    "rl_norm": structs.Norm,
-    "rl_activation": structs.ActivationFunction,
-    "rl_routing": structs.Routing,
-    "rl_sequence": structs.SEQUENCE,
-    "rl_sampling": structs.SAMPLING,
-    "rl_span": structs.SPAN,
+    f"rl_{name.lower()}": kind for name, kind in vars(structs).items() if isinstance(kind, np.dtype)
+} | {
+    re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower(): kind
+    for kind in ctypes.Structure.__subclasses__()
+    if kind.__module__ == structs.__name__
 }
 C_TYPES = {"int32_t": 4, "uint32_t": 4, "float": 4, "int64_t": 8, "uint64_t": 8, "pointer": 8}
 

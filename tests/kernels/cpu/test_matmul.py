@@ -6,29 +6,29 @@ import torch
 from tests.kernels.cpu.native import LEVELS, pool
 
 from ridgeline.kernels.cpu.matrix import MatrixFormat, pack, pack_codes
-from ridgeline.kernels.cpu.structs import Format
+from ridgeline.kernels.cpu.structs import RlFormat
 
 SHAPES = [(16, 33), (37, 100), (64, 256), (100, 513)]  # rows and columns, whole tiles or not
 TOKENS = [1, 2, 3, 5, 6, 8, 13, 16]
 # From 73 tokens on every level expands codes of Q5 and Q6; panels of 513 tokens by 2,100 columns
 # are passed in several blocks.
 PROMPT_TOKENS, WIDE = (73, 513), (70, 2100)
-FLOATS = [MatrixFormat(format=form) for form in (Format.F32, Format.F16, Format.BF16)]
+FLOATS = [MatrixFormat(format=form) for form in (RlFormat.F32, RlFormat.F16, RlFormat.BF16)]
 QUANTIZED = [
     MatrixFormat(format=form, group=group)
-    for form in (Format.Q2, Format.Q3, Format.Q4, Format.Q5, Format.Q6, Format.Q8)
+    for form in (RlFormat.Q2, RlFormat.Q3, RlFormat.Q4, RlFormat.Q5, RlFormat.Q6, RlFormat.Q8)
     for group in (16, 32, 64, 128, None)
 ]
 FACTORED = [
     MatrixFormat(format=form, group=128, has_factors=True)
-    for form in (Format.Q2, Format.Q3, Format.Q4)
+    for form in (RlFormat.Q2, RlFormat.Q3, RlFormat.Q4)
 ]
 QUANTIZED += FACTORED
 # Largest error of a packed element, as a share of the largest one of its group: half a step of the
 # codes, and what the least-squares scale may clip of the extreme.
 ELEMENT_ERRORS = {
-    Format.Q2: 0.68, Format.Q3: 0.4, Format.Q4: 0.22, Format.Q5: 0.13, Format.Q6: 0.06,
-    Format.Q8: 0.0045,
+    RlFormat.Q2: 0.68, RlFormat.Q3: 0.4, RlFormat.Q4: 0.22, RlFormat.Q5: 0.13, RlFormat.Q6: 0.06,
+    RlFormat.Q8: 0.0045,
 }  # fmt: skip
 # Activations are bytes: half a step of the largest of their group, averaged over the columns.
 PRODUCT_ERROR = 0.01
@@ -56,7 +56,7 @@ def test_packed_elements_are_close_to_the_weights(level, form, shape):
     unpacked = pack(threads, weight, form).unpack(threads, np.arange(shape[0], dtype=np.int32))
     error = np.abs(unpacked - weight)
     if not form.format.is_quantized:
-        bits = {Format.F32: 24, Format.F16: 11, Format.BF16: 8}[form.format]
+        bits = {RlFormat.F32: 24, RlFormat.F16: 11, RlFormat.BF16: 8}[form.format]
         assert (error <= np.abs(weight) * 2.0**-bits + 1e-7).all()
         return
     group = 32 if form.has_factors else form.group or shape[1]
@@ -75,7 +75,7 @@ def test_products_equal_those_of_the_unpacked_weights(level, form, shape):
     unpacked = matrix.unpack(threads, np.arange(shape[0], dtype=np.int32)).astype(np.float64)
     x = np.random.default_rng(1).normal(size=(max(TOKENS), shape[1])).astype(np.float32)
     expected = x @ unpacked.T
-    rounds = form.format.is_quantized or (form.format is Format.BF16 and level in ROUNDS_BFLOATS)
+    rounds = form.format.is_quantized or (form.format is RlFormat.BF16 and level in ROUNDS_BFLOATS)
     scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(unpacked, axis=1)
     bound = PRODUCT_ERROR if rounds else 1e-6
     assert (np.abs(matrix.matmul(threads, x) - expected) <= bound * scale).all()
@@ -110,7 +110,7 @@ def test_prompts_have_the_bits_of_short_batches(level, form):
 @pytest.mark.parametrize("group", [8, 48, 256])
 def test_groups_that_the_kernels_lack_are_refused(group):
     with pytest.raises(ValueError, match=f"no groups of {group} columns"):
-        MatrixFormat(format=Format.Q4, group=group)
+        MatrixFormat(format=RlFormat.Q4, group=group)
 
 
 @each_level
@@ -123,7 +123,7 @@ def test_codes_are_packed_as_they_are(level, bits, group, has_min):
     codes = rng.integers(0, 1 << bits, size=(rows, columns), dtype=np.uint8)
     scales = rng.normal(size=(rows, columns // group)).astype(np.float16).astype(np.float32)
     mins = rng.normal(size=scales.shape).astype(np.float16).astype(np.float32) if has_min else None
-    form = MatrixFormat(format=Format.of_bits(bits), group=group, has_min=has_min)
+    form = MatrixFormat(format=RlFormat.of_bits(bits), group=group, has_min=has_min)
     matrix = pack_codes(threads, codes, scales, mins, form)
     spread = np.repeat(scales, group, axis=1)
     expected = (
@@ -155,8 +155,8 @@ def test_what_is_not_a_number_stays_so_in_its_own_row(level, form, odd):
 @each_level
 def test_weights_of_any_size_keep_their_precision(level):
     threads = pool(level, 2)
-    bytes_of_32 = MatrixFormat(format=Format.Q8, group=32)
-    with_factors = MatrixFormat(format=Format.Q4, group=128, has_factors=True)
+    bytes_of_32 = MatrixFormat(format=RlFormat.Q8, group=32)
+    with_factors = MatrixFormat(format=RlFormat.Q4, group=128, has_factors=True)
     for size in (1e-30, 1e-9, 1.0, 1e9, 1e20, 1e30):
         weight = weights(16, 128) * np.float32(size)
         for form, bound in ((bytes_of_32, 0.0045), (with_factors, 0.08)):

@@ -7,10 +7,10 @@ from typing import Any
 from ridgeline.core.arrays import cast
 from ridgeline.kernels.cpu.matrix import MatrixFormat, pack
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import Adapter, AdapterPart, Format
-from ridgeline.weights import Adapter as LoRA
+from ridgeline.kernels.cpu.structs import RlAdapter, RlAdapterPart, RlFormat
+from ridgeline.weights import Adapter
 
-_FLOAT32 = MatrixFormat(format=Format.F32)
+_FLOAT32 = MatrixFormat(format=RlFormat.F32)
 
 
 class NativeAdapters:
@@ -19,7 +19,9 @@ class NativeAdapters:
     ``products`` numbers the products that an adapter may change, by the name of their weight.
     """
 
-    def __init__(self, pool: Pool, adapters: Sequence[LoRA], products: Mapping[str, int]) -> None:
+    def __init__(
+        self, pool: Pool, adapters: Sequence[Adapter], products: Mapping[str, int]
+    ) -> None:
         self._kept: list[Any] = []
         self._structs = [self._native(pool, adapter, products) for adapter in adapters]
 
@@ -31,7 +33,7 @@ class NativeAdapters:
             *(ctypes.addressof(self._structs[slot - 1]) if slot else None for slot in slots)
         )
 
-    def _native(self, pool: Pool, adapter: LoRA, products: Mapping[str, int]) -> Adapter:
+    def _native(self, pool: Pool, adapter: Adapter, products: Mapping[str, int]) -> RlAdapter:
         parts = []
         for name, weights in adapter.items():
             if name not in products:
@@ -41,7 +43,7 @@ class NativeAdapters:
                 for weight in (weights.down, weights.up)
             )
             self._kept += [down, up]
-            parts.append(AdapterPart(slot=products[name], down=down.struct, up=up.struct))
-        array = (AdapterPart * len(parts))(*parts)
+            parts.append(RlAdapterPart(slot=products[name], down=down.struct, up=up.struct))
+        array = (RlAdapterPart * len(parts))(*parts)
         self._kept.append(array)
-        return Adapter(num_parts=len(parts), parts=array)
+        return RlAdapter(num_parts=len(parts), parts=array)

@@ -13,7 +13,7 @@ from ridgeline.decoding import ancestors, depths
 from ridgeline.executors.cpu.kv_cache import KVCache
 from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.outputs import SegmentContext, num_sampled_rows
-from ridgeline.kernels.cpu.structs import SEQUENCE, STATE_SAVE, Batch
+from ridgeline.kernels.cpu.structs import SEQUENCE, STATE_SAVE, RlBatch
 
 Ints = npt.NDArray[np.int32]
 
@@ -47,8 +47,8 @@ class CPUBatch:
         counts: list[int] = self.sequences["num_tokens"].tolist()
         return counts
 
-    def struct(self) -> Batch:
-        return Batch(
+    def struct(self) -> RlBatch:
+        return RlBatch(
             num_tokens=len(self.token_ids),
             num_sequences=len(self.items),
             token_ids=self.token_ids.ctypes.data,

@@ -21,7 +21,7 @@ from ridgeline.kernels.cpu.matrix import (
 )
 from ridgeline.kernels.cpu.memory import Allocate, aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import Format
+from ridgeline.kernels.cpu.structs import RlFormat
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.quant.gguf_codes import code_layout, has_codes, split_codes, split_scales
 
@@ -110,7 +110,7 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
 
     return MatrixCodes(
         shape=(rows, columns),
-        form=MatrixFormat(format=Format.of_bits(bits), group=group, has_min=mins is not None),
+        form=MatrixFormat(format=RlFormat.of_bits(bits), group=group, has_min=mins is not None),
         largest_scale=largest_scale(scales, mins),
         rows=of_rows,
     )
@@ -188,7 +188,7 @@ def _of_blocks(weight: GGUFBlocks) -> MatrixCodes | None:
             return None
         largest = max(largest, largest_scale(scales, mins))
         form = form or MatrixFormat(
-            format=Format.of_bits(layout.bits),
+            format=RlFormat.of_bits(layout.bits),
             group=columns // scales.shape[1],
             has_min=mins is not None,
         )

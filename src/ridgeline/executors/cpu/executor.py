@@ -43,7 +43,7 @@ from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels.cpu.library import ABI_VERSION, chosen_level
 from ridgeline.kernels.cpu.pool import shared_pool
-from ridgeline.kernels.cpu.structs import Buffer
+from ridgeline.kernels.cpu.structs import RlBuffer
 from ridgeline.weights import Adapter
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
     def _pass_on(self, op: StageOp, model: _Model, batch: CPUBatch) -> None:
         """Hidden states to the next stage of the pipeline, or from the one before."""
         assert self._pipe is not None
-        rows_TD = model.program.rows(Buffer.X, batch.num_tokens)
+        rows_TD = model.program.rows(RlBuffer.X, batch.num_tokens)
         if isinstance(op, SendHidden):
             self._pipe.send(rows_TD)
         else:
@@ -473,4 +473,4 @@ def _adjusted(
 
 
 def _hidden(model: _Model, first: int, last: int) -> Callable[[], Array]:
-    return lambda: model.program.rows(Buffer.H, last)[first:, : model.spec.hidden_size]
+    return lambda: model.program.rows(RlBuffer.H, last)[first:, : model.spec.hidden_size]

@@ -11,21 +11,21 @@ from ridgeline.core.arrays import Array, cast
 from ridgeline.executors.cpu.batch import CPUBatch
 from ridgeline.executors.cpu.program import Program
 from ridgeline.executors.reference.token_ops import TokenOps, Tokens, add_tokens
-from ridgeline.kernels.cpu.structs import Buffer
+from ridgeline.kernels.cpu.structs import RlBuffer
 from ridgeline.kernels.tensors import as_tensor
 from ridgeline.weights import Adapter
 
 _BUFFERS = {
-    "x": Buffer.X,
-    "h": Buffer.H,
-    "n": Buffer.N,
-    "shared": Buffer.SHARED,
-    "q": Buffer.QUERY,
-    "k": Buffer.KEY,
-    "v": Buffer.VALUE,
-    "inner": Buffer.INNER,
-    "layers": Buffer.LAYERS,
-    "streams": Buffer.STREAMS,
+    "x": RlBuffer.X,
+    "h": RlBuffer.H,
+    "n": RlBuffer.N,
+    "shared": RlBuffer.SHARED,
+    "q": RlBuffer.QUERY,
+    "k": RlBuffer.KEY,
+    "v": RlBuffer.VALUE,
+    "inner": RlBuffer.INNER,
+    "layers": RlBuffer.LAYERS,
+    "streams": RlBuffer.STREAMS,
 }
 
 

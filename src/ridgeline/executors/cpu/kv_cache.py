@@ -18,16 +18,16 @@ from ridgeline.executors.kv_reuse import turn
 from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.memory import aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import SEQUENCE, Batch, Format, KVGroup
+from ridgeline.kernels.cpu.structs import SEQUENCE, RlBatch, RlFormat, RlKVGroup
 
 LAYOUT_VERSION = 1
 _FORMATS = {
-    "float32": Format.F32,
-    "float16": Format.F16,
-    "bfloat16": Format.BF16,
-    "int8": Format.INT8,
-    "int4": Format.INT4,
-    "fp8": Format.FP8,
+    "float32": RlFormat.F32,
+    "float16": RlFormat.F16,
+    "bfloat16": RlFormat.BF16,
+    "int8": RlFormat.INT8,
+    "int4": RlFormat.INT4,
+    "fp8": RlFormat.FP8,
 }
 
 
@@ -64,9 +64,9 @@ class KVCache:
         self._dtype = dtype
         self._memory: list[npt.NDArray[np.uint8]] = []
         self.groups, self._states = kv_groups(spec), state_group(spec)
-        self.structs = (KVGroup * len(self.groups))(
+        self.structs = (RlKVGroup * len(self.groups))(
             *(
-                KVGroup(
+                RlKVGroup(
                     format=_FORMATS[dtype],
                     block_tokens=block_tokens,
                     num_layers=len(group.layers),
@@ -157,7 +157,7 @@ class KVCache:
                 assert ranks is not None
                 with ranks.pool.lock:
                     rows = ranks.gather_rows(rows, owners)
-            struct = KVGroup.from_buffer_copy(struct)
+            struct = RlKVGroup.from_buffer_copy(struct)
             struct.data, struct.num_blocks = rows.ctypes.data, 0
             table = np.arange(-first, len(blocks), dtype=np.int32)
         self._library.rl_kv_move(
@@ -176,7 +176,7 @@ class KVCache:
         sources: npt.NDArray[np.int32],
     ) -> None:
         """Copy slots of one KV head of one layer, by its place in the group, to the first ones."""
-        of_head = KVGroup.from_buffer_copy(self.structs[group])
+        of_head = RlKVGroup.from_buffer_copy(self.structs[group])
         per_head = of_head.layer_bytes // of_head.num_kv_heads
         of_head.data += layer * of_head.layer_bytes + head * per_head
         of_head.num_layers = of_head.num_kv_heads = 1
@@ -203,7 +203,7 @@ class KVCache:
             slots + (start - first),
             slots + (len(source) * self.block_tokens + start),
         )
-        of_layer = KVGroup.from_buffer_copy(self.structs[group])
+        of_layer = RlKVGroup.from_buffer_copy(self.structs[group])
         of_layer.data += place * of_layer.layer_bytes
         of_layer.num_layers = 1
         self._library.rl_kv_move(
@@ -218,7 +218,7 @@ class KVCache:
         sequence = np.zeros(1, dtype=SEQUENCE)
         sequence["num_tokens"], sequence["start"] = count, start
         sequence["block_tables"] = tables.ctypes.data
-        batch = Batch(num_tokens=count, num_sequences=1, sequences=sequence.ctypes.data)
+        batch = RlBatch(num_tokens=count, num_sequences=1, sequences=sequence.ctypes.data)
         with self._pool.lock:
             self._library.rl_kv_write(
                 self._pool.handle, ctypes.byref(self.structs[group]), 0, place,

@@ -8,7 +8,7 @@ from ridgeline.executors.cpu.kv_cache import KVCache
 from ridgeline.executors.cpu.program import Program
 from ridgeline.executors.cpu.weights import PackedWeights
 from ridgeline.executors.kv_selection import chosen_slots
-from ridgeline.kernels.cpu.structs import Buffer
+from ridgeline.kernels.cpu.structs import RlBuffer
 
 
 def ends_prompts(batch: CPUBatch) -> bool:
@@ -20,7 +20,7 @@ def choose(
     op: Attend, program: Program, weights: PackedWeights, batch: CPUBatch, cache: KVCache
 ) -> None:
     """Once a layer has attended, move the chosen K and V of each KV head to its first slots."""
-    queries = program.rows(Buffer.QUERY, batch.num_tokens)[:, : op.num_heads * op.head_dim]
+    queries = program.rows(RlBuffer.QUERY, batch.num_tokens)[:, : op.num_heads * op.head_dim]
     sinks_H = None if op.sinks is None else weights.vectors[op.sinks.name]
     row = 0
     for item, state in zip(batch.items, batch.states, strict=True):

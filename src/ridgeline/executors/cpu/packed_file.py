@@ -31,7 +31,7 @@ from ridgeline.core.rounding import round_up
 from ridgeline.executors.cpu.weights import PackedWeights
 from ridgeline.kernels.cpu.library import ABI_VERSION
 from ridgeline.kernels.cpu.matrix import PackedMatrix
-from ridgeline.kernels.cpu.structs import Matrix
+from ridgeline.kernels.cpu.structs import RlMatrix
 
 _MAGIC = b"RLPACKED"
 _START_BYTES = len(_MAGIC) + 8 + 32
@@ -130,7 +130,7 @@ def read_packed(path: Path, key: str, *, ahead: bool = True) -> PackedWeights:
         if tensor.matrix is None:
             weights.vectors[tensor.name] = array.view(np.float32).reshape(tensor.shape)
         else:
-            matrix = PackedMatrix(Matrix(*tensor.matrix), array)
+            matrix = PackedMatrix(RlMatrix(*tensor.matrix), array)
             weights.matrices[tensor.name] = (*weights.matrices.get(tensor.name, ()), matrix)
     return weights
 
@@ -164,7 +164,7 @@ def _header(key: str, arrays: list[tuple[str, Bytes, PackedMatrix | tuple[int, .
     )
 
 
-def _fields(struct: Matrix) -> _Fields:
+def _fields(struct: RlMatrix) -> _Fields:
     return (
         struct.format,
         struct.rows,

@@ -26,22 +26,22 @@ from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.matrix import PackedMatrix
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import (
-    Attention,
-    Batch,
-    Buffer,
-    GatedDelta,
-    Linear,
-    Matrix,
-    SelectiveScan,
+    RlAttention,
+    RlBatch,
+    RlBuffer,
+    RlGatedDelta,
+    RlLinear,
+    RlMatrix,
+    RlSelectiveScan,
 )
 from ridgeline.models import inverse_frequencies, rope_attention_factor
 
 BUFFERS = {
-    "x": Buffer.X,
-    "h": Buffer.H,
-    "n": Buffer.N,
-    "shared": Buffer.SHARED,
-    "inner": Buffer.INNER,
+    "x": RlBuffer.X,
+    "h": RlBuffer.H,
+    "n": RlBuffer.N,
+    "shared": RlBuffer.SHARED,
+    "inner": RlBuffer.INNER,
 }
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 _SCOPES = {NormScope.HEAD: 0, NormScope.EACH_HEAD: 1, NormScope.PROJECTION: 2}
@@ -71,7 +71,7 @@ class Program:
         self.ropes: list[RopeSpec] = []
         self.slots: dict[str, int] = {}  # products that adapters may change, by weight
         self._widths = widths(spec, model_ops)
-        self._handle = self._library.rl_program_new((ctypes.c_int32 * len(Buffer))(*self._widths))
+        self._handle = self._library.rl_program_new((ctypes.c_int32 * len(RlBuffer))(*self._widths))
         if not self._handle:
             raise OutOfMemoryError("No memory for the program of a model.")
         if group is not None:
@@ -117,7 +117,7 @@ class Program:
 
     def run(
         self,
-        batch: Batch,
+        batch: RlBatch,
         groups: Any,
         cos_sin: Any,
         adapters: Any,
@@ -164,7 +164,7 @@ class Program:
 
     def decode(
         self,
-        batch: Batch,
+        batch: RlBatch,
         groups: Any,
         adapters: Any,
         draws: npt.NDArray[np.void],
@@ -191,7 +191,7 @@ class Program:
         self._library.rl_expert_tokens(self._handle, self._moe[op.router.name], counts.ctypes.data)
         return counts
 
-    def rows(self, buffer: Buffer, num_tokens: int) -> npt.NDArray[np.float32]:
+    def rows(self, buffer: RlBuffer, num_tokens: int) -> npt.NDArray[np.float32]:
         """The first rows of a buffer itself, ``[num_tokens, its width]``."""
         address = self._library.rl_buffer(self._handle, buffer)
         shape = (num_tokens, self._widths[buffer])
@@ -249,7 +249,7 @@ class Program:
                     op.num_heads * op.head_dim,
                 )
             case ops.Attend():
-                attention = Attention(
+                attention = RlAttention(
                     num_heads=op.num_heads, out_width=op.head_dim, scale=op.scale,
                     softcap=op.softcap or 0.0, window=op.window or 0,
                     sinks=self._vector(op.sinks), chunked=op.chunked,
@@ -258,7 +258,7 @@ class Program:
                     handle, op.group, self._layer(op.group, op.layer), self._keep(attention)
                 )
             case ops.BidirectionalAttend():
-                attention = Attention(
+                attention = RlAttention(
                     num_heads=op.num_heads, out_width=op.head_dim, scale=op.scale,
                     softcap=op.softcap or 0.0, window=op.window or 0,
                 )  # fmt: skip
@@ -284,7 +284,7 @@ class Program:
                 linears = (self._linear(part, None) for part in parts)
                 library.rl_add_delta_project(handle, BUFFERS[op.src], *linears)
             case ops.GatedDelta():
-                shape = GatedDelta(
+                shape = RlGatedDelta(
                     num_key_heads=op.num_key_heads, num_value_heads=op.num_value_heads,
                     key_dim=op.key_dim, value_dim=op.value_dim, conv_length=op.conv.shape[1],
                 )  # fmt: skip
@@ -312,7 +312,7 @@ class Program:
                 library.rl_add_out_project(handle, self._linear(op.weight, op.bias))
             case ops.MLP():
                 library.rl_add_mlp(
-                    handle, BUFFERS[op.src], Buffer.H, self._optional(op.gate, op.gate_bias),
+                    handle, BUFFERS[op.src], RlBuffer.H, self._optional(op.gate, op.gate_bias),
                     self._linear(op.up, op.up_bias), self._linear(op.down, op.down_bias),
                     self._keep(activation_struct(op.activation)), None,
                 )  # fmt: skip
@@ -339,13 +339,13 @@ class Program:
             case ops.GatherTokens():
                 library.rl_add_gather_tokens(handle, self._borders(op.borders), op.hidden_size)
             case ops.GatherRanges():
-                library.rl_add_gather_ranges(handle, Buffer.H, op.hidden_size)
+                library.rl_add_gather_ranges(handle, RlBuffer.H, op.hidden_size)
             case ops.GatherLogits():
                 library.rl_set_gather_logits(handle, self._borders(op.borders))
                 return
             case ops.SharedExpert():
                 library.rl_add_mlp(
-                    handle, BUFFERS[op.src], Buffer.SHARED, self._optional(op.gate, None),
+                    handle, BUFFERS[op.src], RlBuffer.SHARED, self._optional(op.gate, None),
                     self._linear(op.up, None), self._linear(op.down, None),
                     self._keep(activation_struct(op.activation)), self._vector(op.output_gate),
                 )  # fmt: skip
@@ -398,7 +398,7 @@ class Program:
         self._num_ops += 1
 
     def _add_latent_attend(self, op: ops.LatentAttend) -> None:
-        attention = Attention(
+        attention = RlAttention(
             num_heads=op.num_heads, out_width=op.latent_dim, scale=op.scale, softcap=0.0, window=0
         )
         parts = (self._stack(f"{op.expand.name}/{kind}", None) for kind in ("key", "value"))
@@ -421,7 +421,7 @@ class Program:
         )  # fmt: skip
 
     def _add_selective_scan(self, op: ops.SelectiveScan) -> None:
-        scan = SelectiveScan(
+        scan = RlSelectiveScan(
             num_heads=op.num_heads, head_dim=op.head_dim, num_groups=op.num_groups,
             state_dim=op.state_dim, conv_length=op.conv.shape[1],
         )  # fmt: skip
@@ -474,7 +474,7 @@ class Program:
     def _linear(self, weight: ops.Weight, bias: ops.Weight | None) -> Any:
         slot = self.slots.setdefault(weight.name, len(self.slots) + 1)
         return self._keep(
-            Linear(matrix=self._packed(weight).struct, bias=self._vector(bias), slot=slot)
+            RlLinear(matrix=self._packed(weight).struct, bias=self._vector(bias), slot=slot)
         )
 
     def _linears(self, weights: Sequence[ops.Weight]) -> Any:
@@ -495,9 +495,9 @@ class Program:
         """A product, or one without rows of a matrix like another."""
         if weight is not None:
             return self._linear(weight, bias)
-        empty = Matrix.from_buffer_copy(self._packed(like).struct)
+        empty = RlMatrix.from_buffer_copy(self._packed(like).struct)
         empty.rows = 0
-        return self._keep(Linear(matrix=empty))
+        return self._keep(RlLinear(matrix=empty))
 
     def _stack(self, name: str, bias: ops.Weight | None) -> Any:
         """One product for each matrix of a stack, with the rows of a stacked bias."""
@@ -505,9 +505,9 @@ class Program:
         address, row_bytes = self._vector(bias), 0
         if bias is not None:
             row_bytes = 4 * bias.shape[-1]
-        array = (Linear * len(matrices))(
+        array = (RlLinear * len(matrices))(
             *(
-                Linear(
+                RlLinear(
                     matrix=matrix.struct,
                     bias=None if address is None else address + index * row_bytes,
                 )

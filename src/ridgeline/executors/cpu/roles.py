@@ -10,14 +10,14 @@ from ridgeline.core.op_facts import Role
 from ridgeline.core.weight_uses import weight_uses
 from ridgeline.kernels.cpu.matrix import MatrixFormat, matrix_bytes, matrix_struct, plain_format
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import Format
+from ridgeline.kernels.cpu.structs import RlFormat
 from ridgeline.weights import weight_shapes
 
 _FACTORED_GROUP = 128
 FACTOR_COLUMNS = 32  # that share a factor
 # What is held with factors, by the bits of a code.
 FACTORED = {
-    bits: MatrixFormat(format=Format.of_bits(bits), group=_FACTORED_GROUP, has_factors=True)
+    bits: MatrixFormat(format=RlFormat.of_bits(bits), group=_FACTORED_GROUP, has_factors=True)
     for bits in (2, 3, 4)
 }
 _OF_32_COLUMNS = {bits: number_format(f"int{bits}") for bits in FACTORED}
@@ -55,7 +55,7 @@ def packed_format(
     number = of_role.get(role, lambda layers: layers)(quantization)
     if number in _OF_32_COLUMNS.values() and takes_factors(int(number.bits), columns):
         return FACTORED[int(number.bits)]
-    return MatrixFormat(format=Format.of_bits(number.bits), group=number.group_size)
+    return MatrixFormat(format=RlFormat.of_bits(number.bits), group=number.group_size)
 
 
 def held_format(quantization: NumberFormat, columns: int) -> NumberFormat:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from ridgeline.core.ops import Op
 from ridgeline.core.recorded_step import OpSpan, Share, TileJob
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import Part, SpanKind
+from ridgeline.kernels.cpu.structs import RlPart, RlSpanKind
 
-_PART_NAMES = {Part.ROPE_TABLES: "RopeTables", Part.SAMPLE: "Sample"}
+_PART_NAMES = {RlPart.ROPE_TABLES: "RopeTables", RlPart.SAMPLE: "Sample"}
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,9 @@ class SpanLog:
             name, ops = type(op).__name__, (places[id(op)],)
             spans.append(OpSpan(name=name, ops=ops, begin_s=begin_s, end_s=end_s))
         spans.sort(key=lambda span: span.begin_s)
-        starts = [at for at, span in enumerate(spans) if span.name == _PART_NAMES[Part.ROPE_TABLES]]
+        starts = [
+            at for at, span in enumerate(spans) if span.name == _PART_NAMES[RlPart.ROPE_TABLES]
+        ]
         if self.caller_ops or len(starts) < 2:
             return (tuple(spans),)
         stops = [*starts[1:], len(spans)]
@@ -68,10 +70,10 @@ def _native_spans(
     jobs: list[TileJob] = []
     for kind, number, thread, tiles, begin, end, busy in np.concatenate(taken).tolist():
         begin_s, end_s = begin / 1e9, end / 1e9
-        match SpanKind(kind):
-            case SpanKind.JOB:
+        match RlSpanKind(kind):
+            case RlSpanKind.JOB:
                 jobs.append(TileJob(num_tiles=tiles, begin_s=begin_s, end_s=end_s, shares=()))
-            case SpanKind.SHARE:
+            case RlSpanKind.SHARE:
                 job = jobs.pop()
                 share = Share(
                     thread=thread,
@@ -88,7 +90,7 @@ def _native_spans(
                         shares=(*job.shares, share),
                     )
                 )
-            case SpanKind.OP:
+            case RlSpanKind.OP:
                 name, ops = _named(number, model_ops, native)
                 found.append(
                     OpSpan(
@@ -108,6 +110,6 @@ def _named(
     number: int, model_ops: Sequence[Op], native: Sequence[int]
 ) -> tuple[str, tuple[int, ...]]:
     if number in _PART_NAMES:
-        return _PART_NAMES[Part(number)], ()
-    place = len(model_ops) - 1 if number == Part.HEAD else native[number]
+        return _PART_NAMES[RlPart(number)], ()
+    place = len(model_ops) - 1 if number == RlPart.HEAD else native[number]
     return type(model_ops[place]).__name__, (place,)

@@ -42,7 +42,7 @@ from ridgeline.kernels.cpu.matrix import (
 )
 from ridgeline.kernels.cpu.memory import Allocate, FileSlabs, Slabs
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import Format
+from ridgeline.kernels.cpu.structs import RlFormat
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.weights import CheckpointWeights, Weight, expanded, weight_parts, weight_shapes
 
@@ -71,7 +71,7 @@ class PackedWeights:
         return {
             name: _number_format(matrices[0])
             for name, matrices in self.matrices.items()
-            if Format(matrices[0].struct.format).is_quantized
+            if RlFormat(matrices[0].struct.format).is_quantized
         }
 
     def bits_per_weight(self, model_ops: Iterable[ops.Op]) -> float:
@@ -274,7 +274,7 @@ class _Packing:
 def _number_format(matrix: PackedMatrix) -> NumberFormat:
     """Named as `core.formats` names it, with the group where that is another."""
     struct = matrix.struct
-    bits = Format(struct.format).bits
+    bits = RlFormat(struct.format).bits
     group = struct.group if struct.group < struct.columns or struct.has_factors else None
     is_usual = struct.has_factors if bits in FACTORED else group == (None if bits == 8 else 32)
     return padded(

@@ -11,9 +11,9 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.rounding import ceil_div, round_up
 from ridgeline.kernels.cpu.memory import Allocate, aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
-from ridgeline.kernels.cpu.structs import Format, Matrix
+from ridgeline.kernels.cpu.structs import RlFormat, RlMatrix
 
-_FLOATS = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
+_FLOATS = {"float32": RlFormat.F32, "float16": RlFormat.F16, "bfloat16": RlFormat.BF16}
 _GROUPS = (None, 16, 32, 64, 128)
 _COMPARED_ELEMENTS = 1 << 18
 TILE_ROWS = 16  # packed together, one tile after the other
@@ -32,7 +32,7 @@ class MatrixFormat:
         ValueError: the kernels have no groups of so many columns, or no factors beside them.
     """
 
-    format: Format
+    format: RlFormat
     group: int | None = None
     has_min: bool = False
     has_factors: bool = False
@@ -59,7 +59,7 @@ class MatrixFormat:
 class PackedMatrix:
     """A matrix ``[rows, columns]`` and the memory that holds it."""
 
-    def __init__(self, struct: Matrix, data: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, struct: RlMatrix, data: npt.NDArray[np.uint8]) -> None:
         assert data.ctypes.data % 64 == 0, "tiles are read as whole lines"
         self.struct = struct
         self.data = data
@@ -95,9 +95,9 @@ class PackedMatrix:
         return out
 
 
-def matrix_struct(rows: int, columns: int, form: MatrixFormat, multiplier: float = 1.0) -> Matrix:
+def matrix_struct(rows: int, columns: int, form: MatrixFormat, multiplier: float = 1.0) -> RlMatrix:
     """The description of a matrix, without memory."""
-    return Matrix(
+    return RlMatrix(
         format=form.format,
         rows=rows,
         columns=columns,
@@ -179,13 +179,13 @@ def _largest_finite(weight: Array) -> float:
     return float(largest.reshape(1).view(flat.dtype)[0])
 
 
-def matrix_bytes(pool: Pool, struct: Matrix) -> int:
+def matrix_bytes(pool: Pool, struct: RlMatrix) -> int:
     """What the packed matrix takes."""
     size: int = pool.library.rl_matrix_bytes(ctypes.byref(struct))
     return size
 
 
-def empty_matrix(pool: Pool, struct: Matrix, allocate: Allocate = aligned_bytes) -> PackedMatrix:
+def empty_matrix(pool: Pool, struct: RlMatrix, allocate: Allocate = aligned_bytes) -> PackedMatrix:
     """A packed matrix whose memory `put_rows` or `put_codes` is to fill."""
     return PackedMatrix(struct, allocate(matrix_bytes(pool, struct)))
 
@@ -217,7 +217,7 @@ def put_codes(
     """Pack rows of codes, from row ``first_row`` on; see `pack_codes` and `put_rows`."""
     assert first_row % TILE_ROWS == 0
     assert codes.shape[1] == matrix.struct.columns
-    part = Matrix.from_buffer_copy(matrix.struct)
+    part = RlMatrix.from_buffer_copy(matrix.struct)
     part.rows = first_row
     part.data = matrix.data.ctypes.data + matrix_bytes(pool, part)
     part.rows = len(codes)

@@ -1,4 +1,8 @@
-"""The structs of csrc/cpu/ridgeline_cpu.h, which says what their fields mean."""
+"""The structs and constants of csrc/cpu/ridgeline_cpu.h, which says what they mean.
+
+Each has the name that it has there: `RlMatrix` is ``rl_matrix``, `SEQUENCE` ``rl_sequence``, and
+`RlFormat.BF16` ``RL_BF16``.
+"""
 
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
@@ -7,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 
 
-class Format(IntEnum):
+class RlFormat(IntEnum):
     """How elements are stored; from Q4 on they are codes with scales, of matrices."""
 
     FP8 = -2
@@ -25,10 +29,10 @@ class Format(IntEnum):
 
     @property
     def is_quantized(self) -> bool:
-        return self >= Format.Q4
+        return self >= RlFormat.Q4
 
     @classmethod
-    def of_bits(cls, bits: float) -> "Format":
+    def of_bits(cls, bits: float) -> "RlFormat":
         """That of codes of so many bits."""
         return cls[f"Q{bits:g}"]
 
@@ -39,7 +43,7 @@ class Format(IntEnum):
         return int(self.name[1:])
 
 
-class Buffer(IntEnum):
+class RlBuffer(IntEnum):
     """The named buffers of a program."""
 
     X = 0
@@ -54,7 +58,7 @@ class Buffer(IntEnum):
     STREAMS = 9
 
 
-class SpanKind(IntEnum):
+class RlSpanKind(IntEnum):
     """What a span of a recording is."""
 
     OP = 0
@@ -62,7 +66,7 @@ class SpanKind(IntEnum):
     SHARE = 2
 
 
-class Part(IntEnum):
+class RlPart(IntEnum):
     """Parts of a step that are no op of a program."""
 
     ROPE_TABLES = -1
@@ -71,7 +75,7 @@ class Part(IntEnum):
     NONE = -4
 
 
-class Matrix(ctypes.Structure):
+class RlMatrix(ctypes.Structure):
     _fields_ = (
         ("format", c_int32),
         ("rows", c_int32),
@@ -84,19 +88,19 @@ class Matrix(ctypes.Structure):
     )
 
 
-class Linear(ctypes.Structure):
-    _fields_ = (("matrix", Matrix), ("bias", c_void_p), ("slot", c_int32))
+class RlLinear(ctypes.Structure):
+    _fields_ = (("matrix", RlMatrix), ("bias", c_void_p), ("slot", c_int32))
 
 
-class AdapterPart(ctypes.Structure):
-    _fields_ = (("slot", c_int32), ("down", Matrix), ("up", Matrix))
+class RlAdapterPart(ctypes.Structure):
+    _fields_ = (("slot", c_int32), ("down", RlMatrix), ("up", RlMatrix))
 
 
-class Adapter(ctypes.Structure):
-    _fields_ = (("num_parts", c_int32), ("parts", POINTER(AdapterPart)))
+class RlAdapter(ctypes.Structure):
+    _fields_ = (("num_parts", c_int32), ("parts", POINTER(RlAdapterPart)))
 
 
-class KVGroup(ctypes.Structure):
+class RlKVGroup(ctypes.Structure):
     _fields_ = (
         ("format", c_int32),
         ("block_tokens", c_int32),
@@ -112,7 +116,7 @@ class KVGroup(ctypes.Structure):
     )
 
 
-class Batch(ctypes.Structure):
+class RlBatch(ctypes.Structure):
     _fields_ = (
         ("num_tokens", c_int32),
         ("num_sequences", c_int32),
@@ -123,7 +127,7 @@ class Batch(ctypes.Structure):
     )
 
 
-class Attention(ctypes.Structure):
+class RlAttention(ctypes.Structure):
     _fields_ = (
         ("num_heads", c_int32),
         ("out_width", c_int32),
@@ -136,7 +140,7 @@ class Attention(ctypes.Structure):
     )
 
 
-class GatedDelta(ctypes.Structure):
+class RlGatedDelta(ctypes.Structure):
     _fields_ = (
         ("num_key_heads", c_int32),
         ("num_value_heads", c_int32),
@@ -146,7 +150,7 @@ class GatedDelta(ctypes.Structure):
     )
 
 
-class SelectiveScan(ctypes.Structure):
+class RlSelectiveScan(ctypes.Structure):
     _fields_ = (
         ("num_heads", c_int32),
         ("head_dim", c_int32),
@@ -156,19 +160,19 @@ class SelectiveScan(ctypes.Structure):
     )
 
 
-class Norm(ctypes.Structure):
+class RlNorm(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("unit_offset", c_int32), ("eps", c_float))
 
 
-class ActivationFunction(ctypes.Structure):
+class RlActivation(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("alpha", c_float), ("limit", c_float))
 
 
-class Xielu(ctypes.Structure):
+class RlXielu(ctypes.Structure):
     _fields_ = (("rise", c_float), ("fall", c_float), ("beta", c_float), ("eps", c_float))
 
 
-class Routing(ctypes.Structure):
+class RlRouting(ctypes.Structure):
     _fields_ = (
         ("num_experts", c_int32),
         ("top_k", c_int32),
