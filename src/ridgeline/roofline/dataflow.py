@@ -2,187 +2,135 @@
 
 from collections.abc import Mapping
 
-from ridgeline.core.ops import (
-    MLP,
-    AddInner,
-    AddLaurel,
-    AddResidual,
-    AddShared,
-    AddToStreams,
-    Attend,
-    BidirectionalAttend,
-    ConvProject,
-    CorrectStreams,
-    DeltaProject,
-    Down,
-    Embed,
-    GatedDelta,
-    GateHeads,
-    GateUp,
-    Gather,
-    GatherContext,
-    GatherLogits,
-    GatherRanges,
-    GatherSplits,
-    GatherTokens,
-    GrowQueries,
-    Head,
-    HeadNorm,
-    JoinFeatures,
-    JoinStreams,
-    KeepFeatures,
-    KVWrite,
-    LatentAttend,
-    LatentProject,
-    LayerEmbed,
-    LayerInput,
-    MoE,
-    Norm,
-    Op,
-    OutProject,
-    PredictStreams,
-    QKVProject,
-    ReadFeatures,
-    ReceiveHidden,
-    Rope,
-    ScaleHidden,
-    ScanProject,
-    SelectiveScan,
-    SendHidden,
-    SharedExpert,
-    ShortConv,
-    SparseGateUp,
-    SplitStreams,
-    Xielu,
-)
+from ridgeline.core import ops
 
 Widths = Mapping[str, int]  # elements of a token, by buffer
 
 
-def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
+def buffers_of(op: ops.Op, hidden_size: int) -> tuple[Widths, Widths]:
     """What an op reads, and what it writes; of KV caches and states nothing."""
     hidden = hidden_size
     match op:
-        case Embed():
+        case ops.Embed():
             return {}, {"x": hidden}
-        case Norm():
+        case ops.Norm():
             return {op.src: op.width(hidden)}, {op.dst: op.width(hidden)}
-        case QKVProject():
+        case ops.QKVProject():
             heads, width = op.num_kv_heads, op.head_dim
             written = {"q": op.num_heads * width, "k": heads * width, "v": heads * width}
             return {op.src: hidden}, written
-        case LatentProject():
+        case ops.LatentProject():
             return {op.src: hidden}, {"q": op.query.shape[0], "k": op.latent.shape[0]}
-        case HeadNorm():
+        case ops.HeadNorm():
             keys = op.num_kv_heads * op.head_dim
             normed = {"q": op.num_heads * op.head_dim, "k": keys}
             normed |= {"v": keys} if op.values else {}
             return normed, normed
-        case Rope():
+        case ops.Rope():
             both = {"q": op.num_heads * op.head_dim, "k": op.num_kv_heads * op.key_dim}
             return both, both
-        case KVWrite():
+        case ops.KVWrite():
             return {"k": op.num_kv_heads * op.k_width, "v": op.num_kv_heads * op.v_width}, {}
-        case GrowQueries():
+        case ops.GrowQueries():
             grown = {"q": op.num_heads * op.head_dim}
             return grown, grown
-        case Attend():
+        case ops.Attend():
             width = op.num_heads * op.head_dim
             return {"q": width}, {"h": width}
-        case BidirectionalAttend():
+        case ops.BidirectionalAttend():
             width, heads = op.num_heads * op.head_dim, op.num_kv_heads * op.head_dim
             return {"q": width, "k": heads, "v": heads}, {"h": width}
-        case LatentAttend():
+        case ops.LatentAttend():
             queries = op.num_heads * (op.nope_dim + op.rope_dim)
             return {"q": queries}, {"h": op.num_heads * op.v_dim}
-        case ConvProject():
+        case ops.ConvProject():
             return {op.src: hidden}, dict.fromkeys(("q", "k", "v"), hidden)
-        case DeltaProject():
+        case ops.DeltaProject():
             heads = op.beta.shape[0]
             mixed = op.query.shape[0] + op.key.shape[0] + op.value.shape[0]
             return {op.src: hidden}, {"q": mixed, "k": op.gate.shape[0], "v": 2 * heads}
-        case GatedDelta():
+        case ops.GatedDelta():
             values = op.num_value_heads * op.value_dim
             read = {"q": op.conv.shape[0], "k": values, "v": 2 * op.num_value_heads}
             return read, {"h": values}
-        case ScanProject():
+        case ops.ScanProject():
             outputs = zip("qkv", (op.mixed, op.gate, op.step), strict=True)
             return {op.src: hidden}, {name: weight.shape[0] for name, weight in outputs}
-        case SelectiveScan():
+        case ops.SelectiveScan():
             values = op.num_heads * op.head_dim
             return {"q": op.conv.shape[0], "k": values, "v": op.num_heads}, {"h": values}
-        case GateHeads():
+        case ops.GateHeads():
             width = op.weight.shape[0]
             return {op.src: hidden, "h": width}, {"h": width}
-        case ShortConv():
+        case ops.ShortConv():
             return dict.fromkeys(("q", "k", "v"), hidden), {"h": hidden}
-        case OutProject():
+        case ops.OutProject():
             return {"h": op.weight.shape[1]}, {"h": op.weight.shape[0]}
-        case MoE():
+        case ops.MoE():
             return dict.fromkeys((op.src, op.router_src or op.src), hidden), {"h": hidden}
-        case MLP():
+        case ops.MLP():
             return {op.src: hidden}, {"h": hidden}
-        case GateUp():
+        case ops.GateUp():
             return {op.src: hidden}, {"inner": op.up.shape[0]}
-        case Down():
+        case ops.Down():
             source = {op.src: hidden} if op.output_gate else {}
             return {"inner": op.weight.shape[1]} | source, {op.dst: op.weight.shape[0]}
-        case Xielu():
+        case ops.Xielu():
             return {"inner": op.width}, {"inner": op.width}
-        case SharedExpert():
+        case ops.SharedExpert():
             return {op.src: hidden}, {"shared": hidden}
-        case AddShared():
+        case ops.AddShared():
             return {"h": hidden, "shared": hidden}, {"h": hidden}
-        case AddResidual():
+        case ops.AddResidual():
             return {"x": hidden, "h": hidden}, {"x": hidden}
-        case AddLaurel():
+        case ops.AddLaurel():
             return dict.fromkeys(("x", "h", "n", "shared"), hidden), {"x": hidden}
-        case SplitStreams():
+        case ops.SplitStreams():
             return {"x": hidden}, {"streams": (1 + len(op.weights)) * hidden}
-        case PredictStreams():
+        case ops.PredictStreams():
             streams = {"streams": op.num_streams * hidden}
             return streams, streams | {"x": hidden}
-        case CorrectStreams():
+        case ops.CorrectStreams():
             both = {"streams": op.num_streams * hidden, "x": hidden}
             return both, both
-        case AddToStreams():
+        case ops.AddToStreams():
             others = {"streams": (op.num_streams - 1) * hidden}
             return others | {"h": hidden}, others
-        case JoinStreams():
+        case ops.JoinStreams():
             return {"streams": (1 + len(op.weights)) * hidden}, {"x": hidden}
-        case SparseGateUp():
+        case ops.SparseGateUp():
             return {op.src: hidden}, {"inner": op.up.shape[0]}
-        case LayerEmbed():
+        case ops.LayerEmbed():
             return {"x": hidden}, {"layers": op.projection.shape[0]}
-        case LayerInput():
+        case ops.LayerInput():
             return {"x": hidden, "layers": op.width}, {"h": hidden}
-        case ScaleHidden():
+        case ops.ScaleHidden():
             return {"x": hidden}, {"x": hidden}
-        case Head():
+        case ops.Head():
             return {"h": hidden}, {}
-        case Gather():
+        case ops.Gather():
             return {op.buffer: op.own}, {op.buffer: op.borders[-1]}
-        case GatherTokens():
+        case ops.GatherTokens():
             return {"x": hidden}, {"x": hidden}
-        case GatherLogits() | GatherContext() | GatherSplits():
+        case ops.GatherLogits() | ops.GatherContext() | ops.GatherSplits():
             return {}, {}
-        case GatherRanges():
+        case ops.GatherRanges():
             return {"h": hidden}, {"h": hidden}
-        case SendHidden():
+        case ops.SendHidden():
             return {"x": hidden}, {}
-        case ReceiveHidden():
+        case ops.ReceiveHidden():
             return {}, {"x": hidden}
-        case KeepFeatures():
+        case ops.KeepFeatures():
             return {op.src: op.width}, {}
-        case ReadFeatures():
+        case ops.ReadFeatures():
             return {}, {op.dst: op.width, "x": hidden}
-        case JoinFeatures():
+        case ops.JoinFeatures():
             return {op.first: hidden, op.second: hidden}, {"inner": 2 * hidden}
-        case AddInner():
+        case ops.AddInner():
             return {"h": hidden, "inner": hidden}, {"h": hidden}
 
 
-def passed_on(first: Op, second: Op, hidden_size: int) -> int:
+def passed_on(first: ops.Op, second: ops.Op, hidden_size: int) -> int:
     """Elements of a token that ``first`` writes and ``second`` reads."""
     written, read = buffers_of(first, hidden_size)[1], buffers_of(second, hidden_size)[0]
     return sum(min(width, read[name]) for name, width in written.items() if name in read)

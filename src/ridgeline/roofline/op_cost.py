@@ -16,64 +16,9 @@ from math import prod
 
 import numpy as np
 
+from ridgeline.core import ops
 from ridgeline.core.context_ranks import RUN_TOKENS
 from ridgeline.core.op_facts import Collective
-from ridgeline.core.ops import (
-    MLP,
-    AddInner,
-    AddLaurel,
-    AddResidual,
-    AddShared,
-    AddToStreams,
-    Attend,
-    AttentionOp,
-    BidirectionalAttend,
-    ConvProject,
-    CorrectStreams,
-    DeltaProject,
-    Down,
-    Embed,
-    GatedDelta,
-    GateHeads,
-    GateUp,
-    Gather,
-    GatherContext,
-    GatherLogits,
-    GatherOp,
-    GatherRanges,
-    GatherSplits,
-    GatherTokens,
-    GrowQueries,
-    Head,
-    HeadNorm,
-    JoinFeatures,
-    JoinStreams,
-    KeepFeatures,
-    KVWrite,
-    LatentAttend,
-    LatentProject,
-    LayerEmbed,
-    LayerInput,
-    MoE,
-    Norm,
-    Op,
-    OutProject,
-    PredictStreams,
-    QKVProject,
-    ReadFeatures,
-    ReceiveHidden,
-    Rope,
-    ScaleHidden,
-    ScanProject,
-    SelectiveScan,
-    SendHidden,
-    SharedExpert,
-    ShortConv,
-    SparseGateUp,
-    SplitStreams,
-    StateOp,
-    Xielu,
-)
 from ridgeline.core.rounding import ceil_div, round_up
 from ridgeline.core.sharding import num_kv_parts, num_parts
 from ridgeline.core.weight_uses import WeightUse, experts_of, weight_uses
@@ -112,11 +57,11 @@ class _Pricing:
         """Bytes of activations that are read or written."""
         return self.tokens * elements_per_token * self.model.activation_bytes
 
-    def weight_bytes(self, op: Op) -> float:
+    def weight_bytes(self, op: ops.Op) -> float:
         """Of all weights of an op that this rank holds."""
         return _held_bytes(self.model, weight_uses(op))
 
-    def products(self, op: Op) -> Work:
+    def products(self, op: ops.Op) -> Work:
         """Matrix products of all tokens, each with this rank's part of the matrices it meets."""
         met, layout = experts_of(op)[1] * _own_experts(op), self.model.layout
         elements = sum(
@@ -130,19 +75,25 @@ class _Pricing:
         return Work(activation_bytes=self.buffers(elements_per_token))
 
     def kv_heads(
-        self, op: QKVProject | HeadNorm | Rope | KVWrite | GatherContext | AttentionOp
+        self,
+        op: ops.QKVProject
+        | ops.HeadNorm
+        | ops.Rope
+        | ops.KVWrite
+        | ops.GatherContext
+        | ops.AttentionOp,
     ) -> float:
         """KV heads that this rank holds."""
         heads = op.num_kv_heads  # none of a layer that reads those of another
         return heads / num_kv_parts(heads, self.model.layout) if heads else 0.0
 
-    def kv_row_bytes(self, op: KVWrite | GatherContext | AttentionOp) -> float:
+    def kv_row_bytes(self, op: ops.KVWrite | ops.GatherContext | ops.AttentionOp) -> float:
         """Of K and V of a token in one layer, on this rank."""
         form, widths = self.model.kv_format, (op.k_width, op.v_width)
         return self.kv_heads(op) * sum(form.num_bytes((width,)) for width in widths if width)
 
 
-def op_work(op: Op, batch: BatchShape, model: PricedModel) -> Work:
+def op_work(op: ops.Op, batch: BatchShape, model: PricedModel) -> Work:
     """What an op moves and computes for a batch, on one rank; exact but for experts touched."""
     p = _Pricing(model, batch)
     work = _local_work(op, p)
@@ -151,132 +102,129 @@ def op_work(op: Op, batch: BatchShape, model: PricedModel) -> Work:
     return work + _exchanged(op, p)
 
 
-def _local_work(op: Op, p: _Pricing) -> Work:
+def _local_work(op: ops.Op, p: _Pricing) -> Work:
     hidden = p.model.spec.hidden_size
     match op:
-        case Embed():
+        case ops.Embed():
             tables = [use.weight for use in weight_uses(op)]
             rows = sum(p.model.format_of(table).num_bytes((hidden,)) for table in tables)
             return Work(weight_bytes=p.tokens * rows) + p.moved(hidden * len(tables))
-        case Norm():
+        case ops.Norm():
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * op.width(hidden))
-        case Xielu():
+        case ops.Xielu():
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * op.width)
-        case LayerEmbed():
+        case ops.LayerEmbed():
             return _layer_embed(op, p)
-        case LayerInput():
+        case ops.LayerInput():
             return p.products(op) + p.moved(2 * hidden + op.width)
-        case ScaleHidden():
+        case ops.ScaleHidden():
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * hidden)
-        case AddResidual() | AddShared():
+        case ops.AddResidual() | ops.AddShared():
             return p.moved(3 * hidden)
-        case AddLaurel():
+        case ops.AddLaurel():
             return p.moved(5 * hidden)
-        case SplitStreams() | JoinStreams():
+        case ops.SplitStreams() | ops.JoinStreams():
             return p.products(op) + p.moved((2 + len(op.weights)) * hidden)
-        case PredictStreams():
+        case ops.PredictStreams():
             return p.products(op) + p.moved((2 * op.num_streams + 1) * hidden)
-        case CorrectStreams():
+        case ops.CorrectStreams():
             return p.products(op) + p.moved((2 * op.num_streams + 2) * hidden)
-        case AddToStreams():
+        case ops.AddToStreams():
             return p.moved((2 * op.num_streams - 1) * hidden)
-        case SparseGateUp():
+        case ops.SparseGateUp():
             return p.products(op) + p.moved(hidden + op.up.shape[0])
-        case HeadNorm():
+        case ops.HeadNorm():
             heads = op.num_heads / p.ranks + p.kv_heads(op) * (2 if op.values else 1)
             width = heads * op.head_dim
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * width)
-        case Rope():
+        case ops.Rope():
             keys = p.kv_heads(op) * op.key_dim
             return p.moved(2 * (op.num_heads * op.head_dim / p.ranks + keys))
-        case GrowQueries():
+        case ops.GrowQueries():
             return p.moved(2 * op.num_heads * op.head_dim / p.ranks)
-        case QKVProject():
+        case ops.QKVProject():
             outputs = (op.num_heads / p.ranks + 2 * p.kv_heads(op)) * op.head_dim
             return p.products(op) + p.moved(hidden + outputs)
-        case LatentProject():
+        case ops.LatentProject():
             outputs = op.query.shape[0] / p.ranks + op.latent.shape[0]
             return p.products(op) + p.moved(hidden + outputs)
-        case KVWrite():
+        case ops.KVWrite():
             width = p.kv_heads(op) * (op.k_width + op.v_width)
             written = p.batch.num_tokens / p.model.layout.context * p.kv_row_bytes(op)
             return Work(kv_write_bytes=written, activation_bytes=p.buffers(width))
-        case Attend():
+        case ops.Attend():
             return _attend(op, p)
-        case BidirectionalAttend():
+        case ops.BidirectionalAttend():
             return _attend_both_ways(op, p)
-        case LatentAttend():
+        case ops.LatentAttend():
             return _latent_attend(op, p)
-        case ConvProject():
+        case ops.ConvProject():
             return p.products(op) + p.moved(hidden * (1 + 3 / p.ranks))
-        case ShortConv():
+        case ops.ShortConv():
             return _state_op(op, p) + p.moved(4 * hidden / p.ranks)
-        case DeltaProject():
+        case ops.DeltaProject():
             outputs = sum(use.weight.shape[0] for use in weight_uses(op))
             return p.products(op) + p.moved(hidden + outputs / p.ranks)
-        case GatedDelta():
+        case ops.GatedDelta():
             values = op.num_value_heads * op.value_dim
             moved = op.conv.shape[0] + 2 * (values + op.num_value_heads)
             return _state_op(op, p) + p.moved(moved / p.ranks)
-        case ScanProject():
+        case ops.ScanProject():
             outputs = op.mixed.shape[0] + op.gate.shape[0] + op.step.shape[0]
             return p.products(op) + p.moved(hidden + outputs / p.ranks)
-        case SelectiveScan():
+        case ops.SelectiveScan():
             values = op.num_heads * op.head_dim
             moved = op.conv.shape[0] + 2 * values + op.num_heads
             return _state_op(op, p) + p.moved(moved / p.ranks)
-        case GateHeads():
+        case ops.GateHeads():
             return p.products(op) + p.moved(hidden + 2 * op.weight.shape[0] / p.ranks)
-        case OutProject():
+        case ops.OutProject():
             return p.products(op) + p.moved(op.weight.shape[1] / p.ranks + op.weight.shape[0])
-        case GateUp():
+        case ops.GateUp():
             return p.products(op) + p.moved(hidden + op.up.shape[0])
-        case Down():
+        case ops.Down():
             gated = hidden if op.output_gate else 0
             return p.products(op) + p.moved(sum(op.weight.shape) + gated)
-        case MLP() | SharedExpert():
+        case ops.MLP() | ops.SharedExpert():
             return p.products(op) + p.moved(2 * hidden)
-        case MoE():
+        case ops.MoE():
             work = _moe(op, p) + p.moved((2 if op.router_src is None else 3) * hidden)
             return work + _expert_outputs(op, p) if op.borders else work
-        case Head():
+        case ops.Head():
             return _head(op, p)
-        case Gather():
+        case ops.Gather():
             return _gathered(op, op.own, op.borders[-1], p.tokens, p.model.activation_bytes)
-        case GatherTokens():
+        case ops.GatherTokens():
             # Which rank has a token is not known: of all ranks together it is every row once.
             part = hidden / op.num_ranks
             return _gathered(op, part, hidden, p.tokens, p.model.activation_bytes)
-        case GatherLogits():
+        case ops.GatherLogits():
             size = max(4.0, p.model.activation_bytes)
             return _gathered(op, op.own, op.borders[-1], p.batch.logit_rows, size)
-        case GatherContext():
+        case ops.GatherContext():
             return _context_gathered(op, p)
-        case GatherSplits():
+        case ops.GatherSplits():
             return _splits_gathered(op.num_heads, op.width, p)
-        case GatherRanges():
+        case ops.GatherRanges():
             return _ranges_gathered(hidden, p)
-        case ReceiveHidden():
+        case ops.ReceiveHidden():
             return p.moved(hidden)
-        case KeepFeatures():
+        case ops.KeepFeatures():
             return p.moved(2 * op.width)
-        case ReadFeatures():
+        case ops.ReadFeatures():
             return p.moved(2 * op.width + hidden)
-        case JoinFeatures():
+        case ops.JoinFeatures():
             return p.moved(4 * hidden)
-        case AddInner():
+        case ops.AddInner():
             return p.moved(3 * hidden)
-        case SendHidden():
+        case ops.SendHidden():
             return p.moved(hidden) + Work(link_bytes=p.buffers(hidden), link_messages=1)
 
 
-def _expert_outputs(op: MoE, p: _Pricing) -> Work:
+def _expert_outputs(op: ops.MoE, p: _Pricing) -> Work:
     """What each expert of each token made of it, from the ranks that have them to all others."""
-    rows, hidden, num_ranks = (
-        p.tokens * op.routing.top_k,
-        p.model.spec.hidden_size,
-        len(op.borders) - 1,
-    )
+    rows, hidden = p.tokens * op.routing.top_k, p.model.spec.hidden_size
+    num_ranks = len(op.borders) - 1
     own = (op.borders[op.rank + 1] - op.borders[op.rank]) / op.borders[-1]
     sent = p.buffers(op.routing.top_k * hidden * own) * (num_ranks - 1)
     return Work(
@@ -286,14 +234,14 @@ def _expert_outputs(op: MoE, p: _Pricing) -> Work:
     )
 
 
-def _own_experts(op: Op) -> float:
+def _own_experts(op: ops.Op) -> float:
     """The share of the experts that this rank has, of a list that was made for it."""
-    if not isinstance(op, MoE):
+    if not isinstance(op, ops.MoE):
         return 1.0
     return op.up.shape[0] / op.router.shape[0]
 
 
-def _gathered(op: GatherOp, own: float, width: int, rows: float, element_bytes: float) -> Work:
+def _gathered(op: ops.GatherOp, own: float, width: int, rows: float, element_bytes: float) -> Work:
     """Of ``width`` elements a row, this rank sends its own to each of the others."""
     if not rows:
         return Work()
@@ -304,7 +252,7 @@ def _gathered(op: GatherOp, own: float, width: int, rows: float, element_bytes: 
     )
 
 
-def _exchanged(op: Op, p: _Pricing) -> Work:
+def _exchanged(op: ops.Op, p: _Pricing) -> Work:
     """What ranks send one another: an all-reduce by a ring 2(n−1)/n of the hidden state each."""
     layout, hidden = p.model.layout, p.buffers(p.model.spec.hidden_size)
     match op.facts.collective:
@@ -315,24 +263,24 @@ def _exchanged(op: Op, p: _Pricing) -> Work:
             return Work(link_bytes=sent, link_messages=2)
         case Collective.ALL_REDUCE | Collective.EXPERTS:
             # That of the embedding is not priced: one more beside two a layer.
-            if p.ranks == 1 or isinstance(op, Embed):
+            if p.ranks == 1 or isinstance(op, ops.Embed):
                 return Work()
             return Work(link_bytes=2 * (p.ranks - 1) / p.ranks * hidden, link_messages=1)
         case Collective.ALL_GATHER:
-            assert isinstance(op, Head)
+            assert isinstance(op, ops.Head)
             ranges = _ranges_gathered(p.model.spec.hidden_size, p)
             if p.ranks == 1 or not p.batch.logit_rows:
                 return ranges
             return ranges + Work(link_bytes=_logits_bytes(op, p) * (p.ranks - 1), link_messages=1)
         case Collective.CONTEXT:
-            assert isinstance(op, AttentionOp)
-            if isinstance(op, BidirectionalAttend) or layout.context == 1:
+            assert isinstance(op, ops.AttentionOp)
+            if isinstance(op, ops.BidirectionalAttend) or layout.context == 1:
                 return Work()
-            width = op.latent_dim if isinstance(op, LatentAttend) else op.head_dim
+            width = op.latent_dim if isinstance(op, ops.LatentAttend) else op.head_dim
             return _context_gathered(op, p) + _splits_gathered(op.num_heads, width, p)
 
 
-def _context_gathered(op: GatherContext | AttentionOp, p: _Pricing) -> Work:
+def _context_gathered(op: ops.GatherContext | ops.AttentionOp, p: _Pricing) -> Work:
     """K and V of each shared range and of all before it, in whole blocks; a range with something
     before it takes two exchanges. Which rank has a block is not known: this is the mean."""
     ranks, size = p.model.layout.context, p.model.block_tokens
@@ -391,7 +339,7 @@ def experts_touched(num_experts: int, top_k: int, num_tokens: float) -> float:
     return num_experts * (1.0 - missed)
 
 
-def expert_bytes(op: Op, model: PricedModel) -> float:
+def expert_bytes(op: ops.Op, model: PricedModel) -> float:
     """Of the stacked weights of one expert, on one rank."""
     stacked = [use for use in weight_uses(op) if use.is_stacked]
     return _held_bytes(model, stacked) / experts_of(op)[0]
@@ -415,7 +363,7 @@ def _rows_read(p: _Pricing, window: int | None, *, chunked: bool = False) -> flo
     return of_shared + (rows - of_shared) / ranks
 
 
-def _layer_embed(op: LayerEmbed, p: _Pricing) -> Work:
+def _layer_embed(op: ops.LayerEmbed, p: _Pricing) -> Work:
     """Of the table a row a token, of the matrix everything."""
     width, hidden = op.projection.shape
     held = _held_bytes(p.model, (use for use in weight_uses(op) if not use.role.is_table))
@@ -424,7 +372,7 @@ def _layer_embed(op: LayerEmbed, p: _Pricing) -> Work:
     return work + p.moved(hidden + width)
 
 
-def _attend(op: Attend, p: _Pricing) -> Work:
+def _attend(op: ops.Attend, p: _Pricing) -> Work:
     width = op.num_heads * op.head_dim / p.ranks
     return Work(
         flops=4.0 * _pairs(p, op.window, chunked=op.chunked) * width,
@@ -434,7 +382,7 @@ def _attend(op: Attend, p: _Pricing) -> Work:
     )
 
 
-def _attend_both_ways(op: BidirectionalAttend, p: _Pricing) -> Work:
+def _attend_both_ways(op: ops.BidirectionalAttend, p: _Pricing) -> Work:
     """K and V are buffers of the pass."""
     count = p.batch.square_pairs if p.model.dense_attention else p.batch.mutual_pairs
     width = op.num_heads * op.head_dim / p.ranks
@@ -444,7 +392,7 @@ def _attend_both_ways(op: BidirectionalAttend, p: _Pricing) -> Work:
     )
 
 
-def _state_op(op: StateOp, p: _Pricing) -> Work:
+def _state_op(op: ops.StateOp, p: _Pricing) -> Work:
     """The state is read and written once for each sequence, however many its tokens are."""
     return Work(
         flops=2.0 * p.tokens * op.product_elements / p.ranks,
@@ -453,7 +401,7 @@ def _state_op(op: StateOp, p: _Pricing) -> Work:
     )
 
 
-def _latent_attend(op: LatentAttend, p: _Pricing) -> Work:
+def _latent_attend(op: ops.LatentAttend, p: _Pricing) -> Work:
     """The cheaper of expanding the latents and of absorbing the matrix into q and the output."""
     heads, rank = op.num_heads / p.ranks, op.latent_dim
     pairs, rows = _pairs(p, None), _rows_read(p, None)
@@ -472,7 +420,7 @@ def _latent_attend(op: LatentAttend, p: _Pricing) -> Work:
     )
 
 
-def _cheaper_form_of_each(op: LatentAttend, batch: BatchShape) -> float:
+def _cheaper_form_of_each(op: ops.LatentAttend, batch: BatchShape) -> float:
     """Multiplications for each head where each segment's form is chosen by itself."""
     tokens, context = batch.stops - batch.starts, batch.stops
     pairs, projection = tokens * context, op.latent_dim * (op.nope_dim + op.v_dim)
@@ -481,7 +429,7 @@ def _cheaper_form_of_each(op: LatentAttend, batch: BatchShape) -> float:
     return float(np.minimum(plain, absorbed).sum())
 
 
-def _moe(op: MoE, p: _Pricing) -> Work:
+def _moe(op: ops.MoE, p: _Pricing) -> Work:
     """Of the experts' weights, those that some token goes to are read."""
     touched = experts_touched(*experts_of(op), p.batch.num_tokens)
     router = _held_bytes(p.model, (use for use in weight_uses(op) if not use.is_stacked))
@@ -489,7 +437,7 @@ def _moe(op: MoE, p: _Pricing) -> Work:
     return replace(p.products(op), weight_bytes=read)
 
 
-def _head(op: Head, p: _Pricing) -> Work:
+def _head(op: ops.Head, p: _Pricing) -> Work:
     """Rows that are wanted, times the matrix."""
     model, rows = p.model, p.batch.logit_rows
     if not rows:
@@ -502,6 +450,6 @@ def _head(op: Head, p: _Pricing) -> Work:
     )
 
 
-def _logits_bytes(op: Head, p: _Pricing) -> float:
+def _logits_bytes(op: ops.Head, p: _Pricing) -> float:
     """Logits are written in at least float32."""
     return p.batch.logit_rows * op.weight.shape[0] * max(4.0, p.model.activation_bytes) / p.ranks

@@ -90,34 +90,16 @@ def build_batch(
         known = segment.token_ids[: segment.num_tokens - segment.num_drafts]
         state.set_tokens(role, segment.start, known)
         items.append(SegmentContext(segment=segment, state=state, known=state.known(role)))
-        tree = 0
-        if segment.parents:
-            bits = _ancestor_bits(segment)
-            kept.append(bits)
-            tree = bits.ctypes.data
-        running = saves = 0
-        if cache.has_states:
-            running, saved = _states(segment, state, role, cache)
-            kept.append(saved)
-            saves = saved.ctypes.data
-        start, stop, cuts = segment.start, segment.stop, 0
-        if not segment.num_drafts and is_shared(segment.num_tokens, cache.context_ranks):
-            edges = np.array(
-                context_cuts(start, stop, cache.context_ranks, cache.block_tokens), dtype=np.int32
-            )
-            kept.append(edges)
-            cuts = edges.ctypes.data
-            start, stop = map(int, edges[cache.rank : cache.rank + 2])
+        start, stop, cuts = _own_range(segment, cache, kept)
         rows.append(
             (
                 own_row,
                 stop - start,
                 start - is_head,
                 segment.num_drafts,
-                tree,
+                _keep(_ancestor_bits(segment), kept) if segment.parents else 0,
                 state.table_pointers(role),
-                running,
-                saves,
+                *(_states(segment, state, role, cache, kept) if cache.has_states else (0, 0)),
                 len(segment.state_saves),
                 *(segment.window or (0, 0)),
                 cuts,
@@ -175,13 +157,30 @@ def _positions(segment: Segment) -> Sequence[int]:
     return [*range(segment.start, first_draft), *drafted]
 
 
+def _keep(array: npt.NDArray[Any], kept: list[Any]) -> int:
+    """The address of an array that lives as long as ``kept``."""
+    kept.append(array)
+    return array.ctypes.data
+
+
+def _own_range(segment: Segment, cache: KVCache, kept: list[Any]) -> tuple[int, int, int]:
+    """Where what this rank computes of a segment begins and ends, and the address of all ranks'
+    borders, if they share it."""
+    ranks = cache.context_ranks
+    if segment.num_drafts or not is_shared(segment.num_tokens, ranks):
+        return segment.start, segment.stop, 0
+    cuts = context_cuts(segment.start, segment.stop, ranks, cache.block_tokens)
+    start, stop = cuts[cache.rank : cache.rank + 2]
+    return start, stop, _keep(np.array(cuts, dtype=np.int32), kept)
+
+
 def _states(
-    segment: Segment, state: CPUSequence, role: ModelRole, cache: KVCache
-) -> tuple[int, npt.NDArray[np.void]]:
-    """The address of a sequence's state, and where it is to be saved."""
+    segment: Segment, state: CPUSequence, role: ModelRole, cache: KVCache, kept: list[Any]
+) -> tuple[int, int]:
+    """The addresses of a sequence's state, and of where it is to be saved."""
     (block,) = state.table(role, len(cache.groups))
     saves = [(save.position, cache.state_address(save.block)) for save in segment.state_saves]
-    return cache.state_address(block), np.array(saves, dtype=STATE_SAVE)
+    return cache.state_address(block), _keep(np.array(saves, dtype=STATE_SAVE), kept)
 
 
 def _ancestor_bits(segment: Segment) -> npt.NDArray[np.uint64]:

@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from ridgeline.core.ops import AddInner, FeatureOp, JoinFeatures, KeepFeatures, ReadFeatures
 from ridgeline.executors.cpu.batch import CPUBatch
-from ridgeline.executors.cpu.program import BUFFERS, Program
+from ridgeline.executors.cpu.lowering import BUFFERS
+from ridgeline.executors.cpu.program import Program
 from ridgeline.executors.features import PassFeatures, depths_of_rows
 
 

@@ -8,21 +8,14 @@ from typing import get_args
 from ridgeline.core import ops
 from ridgeline.core.errors import MissingDependencyError, SettingsError
 from ridgeline.core.extras import install_command
+from ridgeline.executors.cpu.lowering import lowered_ops
 from ridgeline.executors.traits import has_torch
 
 _log = logging.getLogger(__name__)
 
+# Besides those lowered, the op before does the work, or the caller of the program does.
 _NATIVE = (
-    ops.Embed, ops.Norm, ops.QKVProject, ops.HeadNorm, ops.Rope, ops.KVWrite,
-    ops.GrowQueries, ops.Attend, ops.LatentProject, ops.LatentAttend, ops.BidirectionalAttend,
-    ops.ConvProject, ops.ShortConv, ops.DeltaProject, ops.GatedDelta, ops.ScanProject,
-    ops.SelectiveScan, ops.GateHeads, ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE,
-    ops.AddShared, ops.AddResidual, ops.Head, ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens,
-    ops.GatherLogits, ops.GatherContext, ops.GatherSplits, ops.GatherRanges, ops.Xielu,
-    ops.LayerEmbed, ops.LayerInput, ops.ScaleHidden, ops.SendHidden, ops.ReceiveHidden,
-    ops.KeepFeatures, ops.ReadFeatures, ops.JoinFeatures, ops.AddInner, ops.SparseGateUp,
-    ops.SplitStreams, ops.PredictStreams, ops.CorrectStreams, ops.AddToStreams, ops.JoinStreams,
-    ops.AddLaurel,
+    *lowered_ops(), ops.GatherContext, ops.GatherSplits, *get_args(ops.StageOp | ops.FeatureOp),
 )  # fmt: skip
 _NO_FALLBACK = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,

@@ -21,8 +21,9 @@ from ridgeline.executors.cuda.graphs import DecodeSteps, GraphKey
 from ridgeline.executors.cuda.inputs import PassInput, SegmentTables, Short, Tree
 from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.kv_cache import DeviceKVCache
+from ridgeline.executors.cuda.lowering import DeviceAdapter, LowRank
 from ridgeline.executors.cuda.on_device import OnDevice
-from ridgeline.executors.cuda.program import CallList, DeviceAdapter, LowRank, rope_specs
+from ridgeline.executors.cuda.program import CallList, rope_specs
 from ridgeline.executors.cuda.rope import RopeTables
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.cuda.timing import seconds_on

@@ -65,18 +65,10 @@ class TokenOps:
         Raises:
             NotImplementedError: it looks at more than single tokens, or there is no such op.
         """
-        buffers, tokens = self.buffers, self._tokens
+        buffers = self.buffers
         match op:
             case ops.Embed():
-                table_VD = self._weight(op.weight)
-                ids_T = (tokens.ids_T - op.first_token).clamp(0, len(table_VD) - 1)
-                rows = functional.embedding(ids_T, table_VD)
-                buffers["x"] = rows * torch.tensor(op.scale, dtype=rows.dtype)
-                if op.positions is not None:
-                    rows_T, table = op.first_position + tokens.positions_T, op.positions
-                    buffers["x"] += functional.embedding(rows_T, self._weight(table))
-                if op.types is not None:
-                    buffers["x"] += functional.embedding(tokens.types_T, self._weight(op.types))
+                self._embed(op)
             case ops.Norm():
                 weight, bias = self._optional(op.weight), self._optional(op.bias)
                 rows = kernels.normalise(buffers[op.src], weight, op.spec, bias=bias)
@@ -84,55 +76,36 @@ class TokenOps:
             case ops.QKVProject():
                 self._project_qkv(op)
             case ops.ConvProject():
-                source = buffers[op.src]
-                buffers["q"] = self._linear(source, op.in_gate, op.in_gate_bias)
-                buffers["k"] = self._linear(source, op.out_gate, op.out_gate_bias)
-                buffers["v"] = self._linear(source, op.value, op.value_bias)
+                self._project(
+                    op.src,
+                    (op.in_gate, op.in_gate_bias),
+                    (op.out_gate, op.out_gate_bias),
+                    (op.value, op.value_bias),
+                )
             case ops.DeltaProject():
-                source = buffers[op.src]
-                mixed = [self._linear(source, part, None) for part in (op.query, op.key, op.value)]
-                buffers["q"] = torch.cat(mixed, dim=-1)
-                buffers["k"] = self._linear(source, op.gate, None)
-                factors = [self._linear(source, part, None) for part in (op.beta, op.decay)]
-                buffers["v"] = torch.cat(factors, dim=-1)
+                self._project_delta(op)
             case ops.ScanProject():
-                source = buffers[op.src]
-                buffers["q"] = self._linear(source, op.mixed, op.mixed_bias)
-                buffers["k"] = self._linear(source, op.gate, op.gate_bias)
-                buffers["v"] = self._linear(source, op.step, op.step_bias)
+                self._project(
+                    op.src,
+                    (op.mixed, op.mixed_bias),
+                    (op.gate, op.gate_bias),
+                    (op.step, op.step_bias),
+                )
             case ops.GateHeads():
                 gate = self._linear(buffers[op.src], op.weight, op.bias)
                 buffers["h"] = buffers["h"] * torch.sigmoid(gate)
             case ops.HeadNorm():
-                gains = [("q", op.query, op.query_bias), ("k", op.key, op.key_bias)]
-                for name, ref, add in gains if op.num_kv_heads else gains[:1]:
-                    buffers[name] = kernels.normalise_heads(
-                        buffers[name],
-                        self._optional(ref),
-                        op.spec,
-                        op.scope,
-                        bias=self._optional(add),
-                    )
-                if op.values:
-                    buffers["v"] = kernels.normalise(buffers["v"], None, op.spec)
+                self._normalise_heads(op)
             case ops.Rope():
-                tables = self._rope_tables(op.spec)
-                keys = (("k", op.key_start),) if op.num_kv_heads else ()
-                for name, start in (("q", op.query_start), *keys):
-                    buffers[name] = kernels.rotate(
-                        buffers[name], tables, start=start, interleaved=op.spec.interleaved
-                    )
+                self._rotate(op)
             case ops.GrowQueries():
-                buffers["q"] = kernels.grow_queries(buffers["q"], op.growth, tokens.positions_T)
+                buffers["q"] = kernels.grow_queries(
+                    buffers["q"], op.growth, self._tokens.positions_T
+                )
             case ops.LatentProject():
                 buffers["q"], buffers["k"] = latent.project(op, buffers[op.src], self._weight)
             case ops.MoE():
-                routed = buffers[op.router_src or op.src]
-                buffers["h"], counts = run_moe(
-                    op, buffers[op.src], self._weight, self._group, routed
-                )
-                self.experts_read += int(np.count_nonzero(counts))
-                self.expert_tokens[op.router.name] = counts
+                buffers["h"] = self._moe(op)
             case ops.SharedExpert():
                 buffers["shared"] = run_shared(op, buffers[op.src], self._weight)
             case ops.AddShared():
@@ -147,48 +120,26 @@ class TokenOps:
                 numbers = map(self._weight, (op.rise, op.fall, op.beta, op.eps))
                 buffers["inner"] = kernels.xielu(buffers["inner"], *numbers)
             case ops.Down():
-                rows = self._linear(buffers["inner"], op.weight, op.bias)
-                if op.output_gate is not None:
-                    gates = functional.linear(buffers[op.src], self._weight(op.output_gate))
-                    rows = rows * torch.sigmoid(gates)
-                buffers[op.dst] = rows
+                buffers[op.dst] = self._down(op)
             case ops.Gather():
-                own = buffers.get(op.buffer)
-                if own is None:  # all of it is another rank's
-                    weight = next(iter(self._weights.values()))
-                    own = torch.empty(len(tokens.ids_T), 0, dtype=weight.dtype)
-                buffers[op.buffer] = self.gathered(own, op)
+                buffers[op.buffer] = self._gather(op)
             case ops.GatherTokens():
-                assert self._group is not None
-                first = torch.tensor(op.borders[1:-1])
-                owners = torch.bucketize(tokens.ids_T, first, right=True).int()
-                found = self._group.gather_rows(as_array(buffers["x"]), owners.numpy())
-                buffers["x"] = as_tensor(found)
+                buffers["x"] = self._gather_tokens(op)
             case ops.AddResidual():
                 buffers["x"] = buffers["x"] + buffers["h"] * op.scale
             case ops.LayerEmbed():
-                buffers["layers"] = kernels.mix_layer_inputs(
-                    self._linear(buffers["x"], op.projection, None),
-                    kernels.known_rows(tokens.ids_T, self._weight(op.table)),
-                    self._weight(op.gain),
-                    op.norm,
-                    hidden_size=buffers["x"].shape[1],
-                )
+                buffers["layers"] = self._embed_layers(op)
             case ops.LayerInput():
-                gate = self._linear(buffers["x"], op.gate, None)
+                gate = self._linear(buffers["x"], op.gate)
                 own = buffers["layers"][:, op.first : op.first + op.width]
                 gated = kernels.gated(gate, own, op.activation)
-                buffers["h"] = self._linear(gated, op.up, None)
+                buffers["h"] = self._linear(gated, op.up)
             case ops.SparseGateUp():
-                gate, up = (
-                    self._linear(buffers[op.src], weight, None) for weight in (op.gate, op.up)
-                )
+                gate, up = (self._linear(buffers[op.src], part) for part in (op.gate, op.up))
                 gate = kernels.above_cutoff(gate, op.cutoff)
                 buffers["inner"] = kernels.gated(gate, up, op.activation)
             case _ if isinstance(op, ops.StreamOp):
-                kernels.run_stream_op(
-                    op, buffers, lambda x_TI, weight: self._linear(x_TI, weight, None), self._weight
-                )
+                kernels.run_stream_op(op, buffers, self._linear, self._weight)
             case ops.AddLaurel():
                 attended = buffers["x"] + buffers["h"]
                 buffers["x"] = (attended + buffers["n"] + buffers["shared"]) * 2**-0.5
@@ -209,7 +160,7 @@ class TokenOps:
         return None if weight is None else self._weights[weight.name]
 
     def _linear(
-        self, x_TI: torch.Tensor, weight: ops.Weight, bias: ops.Weight | None
+        self, x_TI: torch.Tensor, weight: ops.Weight, bias: ops.Weight | None = None
     ) -> torch.Tensor:
         """x times a matrix, plus a bias, plus each sequence's adapter."""
         out_TO = functional.linear(x_TI, self._weight(weight), self._optional(bias))
@@ -228,6 +179,43 @@ class TokenOps:
             )
         return self._tables[spec]
 
+    def _embed(self, op: ops.Embed) -> None:
+        buffers, tokens, table_VD = self.buffers, self._tokens, self._weight(op.weight)
+        ids_T = (tokens.ids_T - op.first_token).clamp(0, len(table_VD) - 1)
+        rows_TD = functional.embedding(ids_T, table_VD)
+        buffers["x"] = rows_TD * torch.tensor(op.scale, dtype=rows_TD.dtype)
+        if op.positions is not None:
+            places_T = op.first_position + tokens.positions_T
+            buffers["x"] += functional.embedding(places_T, self._weight(op.positions))
+        if op.types is not None:
+            buffers["x"] += functional.embedding(tokens.types_T, self._weight(op.types))
+
+    def _embed_layers(self, op: ops.LayerEmbed) -> torch.Tensor:
+        x_TD = self.buffers["x"]
+        return kernels.mix_layer_inputs(
+            self._linear(x_TD, op.projection),
+            kernels.known_rows(self._tokens.ids_T, self._weight(op.table)),
+            self._weight(op.gain),
+            op.norm,
+            hidden_size=x_TD.shape[1],
+        )
+
+    def _project(self, src: str, *products: tuple[ops.Weight, ops.Weight | None]) -> None:
+        """One product, with its bias, into each of q, k and v."""
+        source = self.buffers[src]
+        for name, (weight, bias) in zip("qkv", products, strict=True):
+            self.buffers[name] = self._linear(source, weight, bias)
+
+    def _project_delta(self, op: ops.DeltaProject) -> None:
+        source = self.buffers[op.src]
+        for name, parts in (
+            ("q", (op.query, op.key, op.value)),
+            ("k", (op.gate,)),
+            ("v", (op.beta, op.decay)),
+        ):
+            products = [self._linear(source, part) for part in parts]
+            self.buffers[name] = torch.cat(products, dim=-1)
+
     def _project_qkv(self, op: ops.QKVProject) -> None:
         for name, weight, bias, heads in (
             ("q", op.query, op.query_bias, op.num_heads),
@@ -243,6 +231,33 @@ class TokenOps:
         if op.value is None and op.key is not None:
             self.buffers["v"] = self.buffers["k"]
 
+    def _normalise_heads(self, op: ops.HeadNorm) -> None:
+        gains = [("q", op.query, op.query_bias), ("k", op.key, op.key_bias)]
+        for name, gain, bias in gains if op.num_kv_heads else gains[:1]:
+            self.buffers[name] = kernels.normalise_heads(
+                self.buffers[name],
+                self._optional(gain),
+                op.spec,
+                op.scope,
+                bias=self._optional(bias),
+            )
+        if op.values:
+            self.buffers["v"] = kernels.normalise(self.buffers["v"], None, op.spec)
+
+    def _rotate(self, op: ops.Rope) -> None:
+        tables, starts = self._rope_tables(op.spec), [("q", op.query_start), ("k", op.key_start)]
+        for name, start in starts if op.num_kv_heads else starts[:1]:
+            self.buffers[name] = kernels.rotate(
+                self.buffers[name], tables, start=start, interleaved=op.spec.interleaved
+            )
+
+    def _moe(self, op: ops.MoE) -> torch.Tensor:
+        source, routed = self.buffers[op.src], self.buffers[op.router_src or op.src]
+        rows, counts = run_moe(op, source, self._weight, self._group, routed)
+        self.experts_read += int(np.count_nonzero(counts))
+        self.expert_tokens[op.router.name] = counts
+        return rows
+
     def _mlp(self, op: ops.MLP, x_TD: torch.Tensor) -> torch.Tensor:
         return self._linear(self._gate_up(op, x_TD), op.down, op.down_bias)
 
@@ -250,3 +265,23 @@ class TokenOps:
         up = self._linear(x_TD, op.up, op.up_bias)
         gate = None if op.gate is None else self._linear(x_TD, op.gate, op.gate_bias)
         return kernels.gated(gate, up, op.activation)
+
+    def _down(self, op: ops.Down) -> torch.Tensor:
+        rows = self._linear(self.buffers["inner"], op.weight, op.bias)
+        if op.output_gate is None:
+            return rows
+        gates = functional.linear(self.buffers[op.src], self._weight(op.output_gate))
+        return rows * torch.sigmoid(gates)
+
+    def _gather(self, op: ops.Gather) -> torch.Tensor:
+        own = self.buffers.get(op.buffer)
+        if own is None:  # all of it is another rank's
+            weight = next(iter(self._weights.values()))
+            own = torch.empty(len(self._tokens.ids_T), 0, dtype=weight.dtype)
+        return self.gathered(own, op)
+
+    def _gather_tokens(self, op: ops.GatherTokens) -> torch.Tensor:
+        assert self._group is not None
+        first = torch.tensor(op.borders[1:-1])
+        owners = torch.bucketize(self._tokens.ids_T, first, right=True).int()
+        return as_tensor(self._group.gather_rows(as_array(self.buffers["x"]), owners.numpy()))
