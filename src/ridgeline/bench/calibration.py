@@ -296,15 +296,11 @@ def calibrate_here(
     until_s = time.monotonic() + QUICK_S if quick else math.inf
     steps = steps[::2] if quick else steps
     check_executor(executor)
-    traits = executor_traits(executor)
     ceilings, rates = measure_roof(executor), list[Rates]()
     host_step_s, host_segment_s = host_seconds()
-    models = []
-    wanted = [(name, form) for form in formats or traits.calibrated_formats for name in shapes]
-    for number, (name, form) in enumerate(wanted):
-        if progress is not None:
-            progress(number, len(wanted), f"making {name} in {form}")
-        models.append(build(name, shapes[name], form, executor=executor))
+    models = _built(
+        executor, shapes, formats or executor_traits(executor).calibrated_formats, progress
+    )
     planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
     shares: list[float] = []
     kept = KeptRounds(
@@ -337,18 +333,32 @@ def calibrate_here(
     }
     ceilings = with_best(ceilings, rates)
     ceilings = replace(ceilings, conditions={**ceilings.conditions, **conditions})
-    samples: list[Sample] = []
-    for model, times in zip(models, measured, strict=True):
-        samples += samples_of(times, model.priced, ceilings)
+    samples = [
+        sample
+        for model, times in zip(models, measured, strict=True)
+        for sample in samples_of(times, model.priced, ceilings)
+    ]
     return calibrate(
         samples,
         ceilings,
         executor=executor,
-        dense_attention=traits.dense_attention,
+        dense_attention=executor_traits(executor).dense_attention,
         host_step_s=host_step_s,
         host_segment_s=host_segment_s,
         needed=(SMALL,),
     )
+
+
+def _built(
+    executor: str, shapes: Mapping[str, Config], formats: Sequence[str], progress: Progress | None
+) -> list[BenchModel]:
+    """Each shape in each format, with random weights."""
+    wanted, models = [(name, form) for form in formats for name in shapes], list[BenchModel]()
+    for number, (name, form) in enumerate(wanted):
+        if progress is not None:
+            progress(number, len(wanted), f"making {name} in {form}")
+        models.append(build(name, shapes[name], form, executor=executor))
+    return models
 
 
 def host_seconds(num_steps: int = 60) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ridgeline.cli.display import ProgressCallback, loading_bar, output_console
 from ridgeline.cli.load_report import add_report_options, prices_of, print_points, slo_of
@@ -22,6 +22,8 @@ from ridgeline.roofline.slo import Slo
 if TYPE_CHECKING:
     from ridgeline.bench.serve.costs import Prices
     from ridgeline.bench.serve.session import LoadPoint
+    from ridgeline.bench.serve.targets import Target
+    from ridgeline.engine.async_engine import AsyncEngine
 
 _MAX_VOCAB = 1000  # ids that any vocabulary has
 _LEAST = {
@@ -105,43 +107,52 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if all(point.summary.num_failed == len(point.traces) for point in points) else 0
 
 
+class _Served(NamedTuple):
+    """What is loaded: a server, or an engine of this command's own."""
+
+    name: str
+    target: "Target"
+    vocab: range
+    engine: "AsyncEngine | None" = None
+    may_be_short: bool = False  # outputs, by what prompts were made of
+
+
+async def _served(stack: AsyncExitStack, arguments: argparse.Namespace) -> _Served:
+    """Reach the server that is asked for, or start an engine, which ``stack`` ends."""
+    from ridgeline.bench.serve.http_target import HttpTarget
+    from ridgeline.bench.serve.prompts import Prompts
+    from ridgeline.bench.serve.targets import EngineTarget
+    from ridgeline.engine.async_engine import AsyncEngine
+
+    if arguments.url is not None:
+        http = HttpTarget(
+            arguments.url, model=arguments.model_name or "", api_key=arguments.api_key
+        )
+        name = arguments.model_name or await http.first_model()
+        target = http.with_model(name)
+        if arguments.prompts == "auto":
+            await http.adapt((1, 1, 1))
+        else:
+            http.prompts = Prompts(arguments.prompts or "ids")
+        is_short = http.prompts is not Prompts.IDS
+        return _Served(name, target, range(10, _MAX_VOCAB), may_be_short=is_short)
+    config = with_overrides(EngineConfig(model=arguments.model), **engine_settings(arguments))
+    with loading_bar() as progress:
+        engine = AsyncEngine(config, in_process=arguments.in_process, progress=progress)
+        await stack.enter_async_context(engine)
+    size = engine.spec.vocab_size
+    vocab = range(min(10, size - 1), min(_MAX_VOCAB, size))
+    return _Served(engine.model_name, EngineTarget(engine), vocab, engine)
+
+
 async def _run(
     arguments: argparse.Namespace, slo: Slo, prices: "Prices"
 ) -> "tuple[str, Sequence[LoadPoint]]":
-    from ridgeline.bench.serve.http_target import HttpTarget
-    from ridgeline.bench.serve.prompts import Prompts
     from ridgeline.bench.serve.session import Arrivals, run_point, warm_up
-    from ridgeline.bench.serve.targets import EngineTarget, Target
     from ridgeline.bench.serve.workload import Workload, read_trace
-    from ridgeline.engine.async_engine import AsyncEngine
 
-    engine: AsyncEngine | None = None
-    target: Target
-    may_be_short = False
-    vocab = range(10, _MAX_VOCAB)
     async with AsyncExitStack() as stack:
-        if arguments.url is not None:
-            http = HttpTarget(
-                arguments.url, model=arguments.model_name or "", api_key=arguments.api_key
-            )
-            name = arguments.model_name or await http.first_model()
-            target = http.with_model(name)
-            if arguments.prompts == "auto":
-                await http.adapt((1, 1, 1))
-            else:
-                http.prompts = Prompts(arguments.prompts or "ids")
-            may_be_short = http.prompts is not Prompts.IDS
-        else:
-            config = with_overrides(
-                EngineConfig(model=arguments.model), **engine_settings(arguments)
-            )
-            with loading_bar() as progress:
-                engine = AsyncEngine(config, in_process=arguments.in_process, progress=progress)
-                await stack.enter_async_context(engine)
-            name, target = engine.model_name, EngineTarget(engine)
-            vocab = range(
-                min(10, engine.spec.vocab_size - 1), min(_MAX_VOCAB, engine.spec.vocab_size)
-            )
+        served = await _served(stack, arguments)
         workload = Workload(
             num_conversations=arguments.num_requests,
             input_length=arguments.input_len,
@@ -149,14 +160,14 @@ async def _run(
             num_turns=arguments.turns,
             prefix_tokens=arguments.prefix_len,
             num_prefixes=arguments.num_prefixes,
-            vocab=vocab,
+            vocab=served.vocab,
             seed=_seed(arguments),
         )
-        await warm_up(target, workload, arguments.warmup)
+        await warm_up(served.target, workload, arguments.warmup)
         points: list[LoadPoint] = []
         for load in _loads(arguments, Arrivals):
             if arguments.trace is not None:
-                conversations = read_trace(arguments.trace, vocab=vocab, seed=workload.seed)
+                conversations = read_trace(arguments.trace, vocab=served.vocab, seed=workload.seed)
             else:
                 # Other contents at each load: the cache of one is no help to the next.
                 seed = workload.seed + 7919 * len(points)
@@ -164,18 +175,18 @@ async def _run(
             total = sum(len(each.turns) for each in conversations)
             with loading_bar(of_bytes=False) as bar:
                 point = await run_point(
-                    target,
+                    served.target,
                     load,
                     conversations,
                     slo=slo,
                     prices=prices,
                     think_s=arguments.think_s,
-                    engine=engine,
-                    may_be_short=may_be_short,
+                    engine=served.engine,
+                    may_be_short=served.may_be_short,
                     progress=partial(_show, bar, total, load.label),
                 )
             points.append(point)
-        return name, points
+        return served.name, points
 
 
 def _show(bar: ProgressCallback, total: int, label: str, done: int) -> None:

@@ -1,18 +1,18 @@
 """``ridgeline fleet plan``: replicas simulated, from the fewest to those that suffice."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ridgeline.cli import plan as plan_command
 from ridgeline.cli.display import output_console, print_columns, print_paragraph
-from ridgeline.cli.fleet_file import FleetFile, PlannedLoad
+from ridgeline.cli.fleet_file import FleetFile, FleetLimits, PlannedLoad
 from ridgeline.cli.options import Parser
 from ridgeline.cli.priced_model import check_model, read_model
 from ridgeline.core.errors import InvalidRequestError, SettingsError
 from ridgeline.fleet.disaggregated import SimulatedLink, simulate_disaggregated
-from ridgeline.fleet.policies import POLICIES
+from ridgeline.fleet.policies import POLICIES, Policy
 from ridgeline.fleet.simulation import FleetTraffic, SimulatedMachine, simulate_fleet
 from ridgeline.planning.replica import choose_replica
 from ridgeline.planning.workload import Arrival, poisson, read_trace
@@ -35,29 +35,19 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
         InvalidRequestError: there is no load or no limit, or the model does not fit.
         SettingsError: the policy is none.
     """
-    if file.load is None or (file.load.rate_rps is None) == (file.load.trace is None):
-        raise InvalidRequestError("A plan needs load.rate_rps or load.trace.")
-    if file.slo is None:
-        raise InvalidRequestError(
-            "A plan needs limits: slo.ttft_s, slo.tpot_s or slo.end_to_end_s."
-        )
-    if (name := str(file.router_settings.get("policy", "price"))) not in POLICIES:
-        raise SettingsError(f"router.policy must be one of {', '.join(POLICIES)}.")
-    if num_requests < 1:
-        raise InvalidRequestError("--requests is at least 1.")
-    arguments = _arguments(file, file.load)
+    load, limits, policy = _asked(file, num_requests)
+    arguments = _arguments(file, load)
     check_model(arguments)
     hardware = plan_command.machine_of(arguments)
     model = read_model(arguments, hardware.calibration)
-    slo = file.slo.slo
-    question = plan_command.question_of(arguments, model, hardware, slo)
+    question = plan_command.question_of(arguments, model, hardware, limits.slo)
     chosen = choose_replica(question)
     if not chosen.fit.fits:
         raise InvalidRequestError("The model does not fit: give more devices (layout.tensor).")
     machine = SimulatedMachine.of_model(
         chosen.model, hardware.calibration, question.config, kv_pool_bytes=chosen.kv_pool_bytes
     )
-    arrivals = _arrivals(file.load, num_requests)
+    arrivals = _arrivals(load, num_requests)
     notes, span_s = list(question.notes), arrivals[-1].arrival_s
     if span_s < _SHORT_S:
         notes.append(
@@ -66,12 +56,11 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
         )
     usd = hardware.usd_per_hour and hardware.usd_per_hour * chosen.model.layout.tensor
     most = file.budget.affordable(file.budget.max_replicas or _MOST_SIMULATED, usd)
-    policy = POLICIES[name]
     points = list[dict[str, Any]]()
     for count in range(file.budget.min_replicas, most + 1):
         traffic = simulate_fleet(machine, arrivals, policy(), count=count)
-        points.append(_point(traffic, slo, usd, {"replicas": count}))
-        if points[-1]["within_limits"] >= file.slo.attainment:
+        points.append(_point(traffic, limits.slo, usd, {"replicas": count}))
+        if points[-1]["within_limits"] >= limits.attainment:
             break
     best = max(points, key=lambda each: (each["within_limits"], -each["replicas"]))
     link = SimulatedLink(
@@ -82,7 +71,7 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
             simulate_disaggregated(
                 machine, arrivals, link, count=best["replicas"], num_prefill=num_prefill
             )[0],
-            slo,
+            limits.slo,
             usd,
             {"replicas": best["replicas"], "prefill": num_prefill},
         )
@@ -92,14 +81,31 @@ def plan(file: FleetFile, *, num_requests: int) -> dict[str, Any]:
         "model": model.name,
         "hardware": hardware.name,
         "devices_of_a_replica": chosen.model.layout.tensor,
-        "limits": str(slo),
-        "target": file.slo.attainment,
+        "limits": str(limits.slo),
+        "target": limits.attainment,
         "points": points,
-        "chosen": best if best["within_limits"] >= file.slo.attainment else None,
+        "chosen": best if best["within_limits"] >= limits.attainment else None,
         "disaggregated": splits,
         "network_gb_per_s": file.network_gb_per_s,
         "notes": notes,
     }
+
+
+def _asked(
+    file: FleetFile, num_requests: int
+) -> tuple[PlannedLoad, FleetLimits, Callable[[], Policy]]:
+    """The load, the limits and the router's policy."""
+    if file.load is None or (file.load.rate_rps is None) == (file.load.trace is None):
+        raise InvalidRequestError("A plan needs load.rate_rps or load.trace.")
+    if file.slo is None:
+        raise InvalidRequestError(
+            "A plan needs limits: slo.ttft_s, slo.tpot_s or slo.end_to_end_s."
+        )
+    if (name := str(file.router_settings.get("policy", "price"))) not in POLICIES:
+        raise SettingsError(f"router.policy must be one of {', '.join(POLICIES)}.")
+    if num_requests < 1:
+        raise InvalidRequestError("--requests is at least 1.")
+    return file.load, file.slo, POLICIES[name]
 
 
 def _arguments(file: FleetFile, load: PlannedLoad) -> argparse.Namespace:

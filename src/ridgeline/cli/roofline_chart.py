@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.bench.plot_labels import POINTS_PER_INCH, place_labels
 from ridgeline.core.errors import MissingDependencyError
 from ridgeline.roofline.explain import RooflinePoint
 from ridgeline.roofline.predict import is_known
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _MARKS = {"decode": "o", "prefill": "#"}
 
@@ -109,50 +113,15 @@ def draw_svg(
     xs = [point.intensity for point in points]
     left = min([*xs, *machine.ridges.values()]) / 2
     right = max([*xs, machine.peak / machine.bytes_per_s]) * 4
-    lines = []
-    for roof, colour, style in ((machine, "black", "-"), (beside, "0.5", "--")):
-        if roof is None:
-            continue
-        ridge = roof.peak / roof.bytes_per_s
-        line = [(left, left * roof.bytes_per_s), (ridge, roof.peak), (right, roof.peak)]
-        lines.append(line)
-        label = f"{roof.label}, ridge at {ridge:.1f} FLOPs/byte"
-        axes.plot(*zip(*line, strict=True), color=colour, linestyle=style, label=label)
-        axes.plot(ridge, roof.peak, "^", color=colour, markersize=7)
-        axes.axvline(ridge, color=colour, linestyle=":", linewidth=0.7)
-        for number, (name, near) in enumerate(_nearer(roof)):
-            slope = left, min(near, right)
-            axes.plot(
-                slope,
-                [each * roof.peak / near for each in slope],
-                color=colour,
-                linestyle=(0, (1, 2 + 2 * number)),
-                linewidth=0.9,
-                label=f"{name}, ridge at {near:.3g}",
-            )
-            axes.plot(near, roof.peak, "^", color=colour, markersize=4)
+    lines = [
+        _draw_roof(axes, roof, left, right, color=colour, linestyle=style)
+        for roof, colour, style in ((machine, "black", "-"), (beside, "0.5", "--"))
+        if roof is not None
+    ]
     for phase, mark, colour in (("decode", "o", "tab:blue"), ("prefill", "s", "tab:red")):
         chosen = [point for point in points if point.phase == phase]
-        if not chosen:
-            continue
-        middle = [point.flops_per_s for point in chosen]
-        slowest = [p.flops_per_s * p.seconds / p.high_s for p in chosen]
-        fastest = [p.flops_per_s * p.seconds / p.low_s for p in chosen]
-        known = [is_known(p.low_s, p.high_s) for p in chosen]
-        below = [max(0.0, m - v) * k for m, v, k in zip(middle, slowest, known, strict=True)]
-        above = [max(0.0, v - m) * k for m, v, k in zip(middle, fastest, known, strict=True)]
-        axes.errorbar(
-            [point.intensity for point in chosen],
-            middle,
-            yerr=[below, above],
-            fmt=mark,
-            markersize=5,
-            color=colour,
-            label=f"{phase}, 80% interval" if all(known) else f"{phase}, error unknown",
-        )
-        for point, low, high in zip(chosen, below, above, strict=True):
-            ends = point.flops_per_s - low, point.flops_per_s + high
-            lines.append([(point.intensity, end) for end in ends])
+        if chosen:
+            lines += _draw_points(axes, chosen, phase, fmt=mark, color=colour)
     axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s", title=title)
     axes.set_xlim(left, right)
     axes.grid(visible=True, which="both", alpha=0.2)
@@ -163,6 +132,56 @@ def draw_svg(
     ]
     place_labels(figure, axes, named, lines=lines)
     figure.savefig(path, format="svg")
+
+
+def _draw_roof(
+    axes: "Axes", roof: Roof, left: float, right: float, *, color: str, linestyle: str
+) -> list[tuple[float, float]]:
+    """Draw a machine's roof from ``left`` to ``right`` and the slopes of its nearer levels; the
+    roof's corners."""
+    ridge = roof.peak / roof.bytes_per_s
+    corners = [(left, left * roof.bytes_per_s), (ridge, roof.peak), (right, roof.peak)]
+    label = f"{roof.label}, ridge at {ridge:.1f} FLOPs/byte"
+    axes.plot(*zip(*corners, strict=True), color=color, linestyle=linestyle, label=label)
+    axes.plot(ridge, roof.peak, "^", color=color, markersize=7)
+    axes.axvline(ridge, color=color, linestyle=":", linewidth=0.7)
+    for number, (name, near) in enumerate(_nearer(roof)):
+        slope = left, min(near, right)
+        axes.plot(
+            slope,
+            [each * roof.peak / near for each in slope],
+            color=color,
+            linestyle=(0, (1, 2 + 2 * number)),
+            linewidth=0.9,
+            label=f"{name}, ridge at {near:.3g}",
+        )
+        axes.plot(near, roof.peak, "^", color=color, markersize=4)
+    return corners
+
+
+def _draw_points(
+    axes: "Axes", points: Sequence[RooflinePoint], phase: str, *, fmt: str, color: str
+) -> list[list[tuple[float, float]]]:
+    """Draw the steps of a phase; the ends of each one's bar."""
+    middle = [point.flops_per_s for point in points]
+    slowest = [p.flops_per_s * p.seconds / p.high_s for p in points]
+    fastest = [p.flops_per_s * p.seconds / p.low_s for p in points]
+    known = [is_known(p.low_s, p.high_s) for p in points]
+    below = [max(0.0, m - v) * k for m, v, k in zip(middle, slowest, known, strict=True)]
+    above = [max(0.0, v - m) * k for m, v, k in zip(middle, fastest, known, strict=True)]
+    axes.errorbar(
+        [point.intensity for point in points],
+        middle,
+        yerr=[below, above],
+        fmt=fmt,
+        markersize=5,
+        color=color,
+        label=f"{phase}, 80% interval" if all(known) else f"{phase}, error unknown",
+    )
+    return [
+        [(point.intensity, point.flops_per_s - low), (point.intensity, point.flops_per_s + high)]
+        for point, low, high in zip(points, below, above, strict=True)
+    ]
 
 
 def _nearer(roof: Roof) -> list[tuple[str, float]]:

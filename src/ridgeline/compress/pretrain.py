@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -200,6 +201,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = MuonAdam(model, config.optimizer)
     step, seconds = load_checkpoint(folder=folder, model=model, optimizer=optimizer, ranks=ranks)
+    save = partial(save_checkpoint, folder=folder, model=model, optimizer=optimizer, ranks=ranks)
     if ranks.is_first:
         _trim_metrics(folder / _METRICS_NAME, step)
     compiled = torch.compile(loss_function, dynamic=False) if config.compile else loss_function
@@ -210,15 +212,8 @@ def train(
         began = time.monotonic()
         decaying = step >= schedule.decay_start
         stream = decay if decaying else stable
-        num_windows = config.micro_batch_tokens // stream.length_tokens
         first = (step - schedule.decay_start if decaying else step) * config.num_micro_batches
-        parts: list[float] = []
-        for micro in range(ranks.number, config.num_micro_batches, ranks.count):
-            ids, next_ids = stream.batch(number=first + micro, num_windows=num_windows)
-            part = compiled(ids, next_ids) / config.num_micro_batches
-            torch.autograd.backward(part)
-            parts.append(part.item())
-        loss = sum(ranks.in_turn(parts))
+        loss = _add_gradients(compiled, stream, first, config, ranks)
         scale = schedule.scale(step)
         optimizer.step(number=step, lr_scale=scale)
         step += 1
@@ -229,29 +224,42 @@ def train(
         took = time.monotonic() - began
         seconds += took
         if step % config.log_every == 0:
-            rate = config.num_micro_batches * num_windows * stream.length_tokens / took
-            line = {
-                "step": step,
-                "loss": round(loss, 6),
-                "mean_loss": round(sum(losses[-config.log_every :]) / config.log_every, 4),
-                "lr_scale": round(scale, 4),
-                "seconds": round(seconds, 1),
-                "tokens_per_s": round(rate),
-            }
             if ranks.is_first:
+                windows = config.num_micro_batches * _num_windows(stream, config)
+                line = {
+                    "step": step,
+                    "loss": round(loss, 6),
+                    "mean_loss": round(sum(losses[-config.log_every :]) / config.log_every, 4),
+                    "lr_scale": round(scale, 4),
+                    "seconds": round(seconds, 1),
+                    "tokens_per_s": round(windows * stream.length_tokens / took),
+                }
                 with (folder / _METRICS_NAME).open("a", encoding="utf-8") as handle:
                     handle.write(json.dumps(line) + "\n")
             schedule = read_schedule(folder, config.schedule, ranks)
         if step % config.checkpoint_every == 0:
-            save_checkpoint(
-                folder=folder,
-                model=model,
-                optimizer=optimizer,
-                step=step,
-                seconds=seconds,
-                ranks=ranks,
-            )
-    save_checkpoint(
-        folder=folder, model=model, optimizer=optimizer, step=step, seconds=seconds, ranks=ranks
-    )
+            save(step=step, seconds=seconds)
+    save(step=step, seconds=seconds)
     return losses
+
+
+def _add_gradients(
+    loss_function: LossFunction,
+    stream: BatchStream,
+    first: int,
+    config: TrainingConfig,
+    ranks: TrainingRanks,
+) -> float:
+    """Add those of a step, whose micro-batches begin at ``first`` in the stream and of which this
+    rank takes its own; the loss of all."""
+    parts: list[float] = []
+    for micro in range(ranks.number, config.num_micro_batches, ranks.count):
+        windows = stream.batch(number=first + micro, num_windows=_num_windows(stream, config))
+        part = loss_function(*windows) / config.num_micro_batches
+        torch.autograd.backward(part)
+        parts.append(part.item())
+    return sum(ranks.in_turn(parts))
+
+
+def _num_windows(stream: BatchStream, config: TrainingConfig) -> int:
+    return config.micro_batch_tokens // stream.length_tokens

@@ -26,7 +26,13 @@ from ridgeline.compress.distill import DistillationConfig, distillation_loss
 from ridgeline.compress.layers import LayeredModel
 from ridgeline.compress.optimizer import OptimizerConfig
 from ridgeline.compress.output import OutputFolder
-from ridgeline.compress.pretrain import Schedule, TrainingConfig, step_losses, train
+from ridgeline.compress.pretrain import (
+    LossFunction,
+    Schedule,
+    TrainingConfig,
+    step_losses,
+    train,
+)
 from ridgeline.compress.qat import FakeQuantized, recipe_of
 from ridgeline.compress.quantize import check_source
 from ridgeline.compress.ranks import ALONE, TrainingRanks
@@ -96,20 +102,7 @@ def distill(
         )
     recipe.check_shares(ranks.count)
     stream = text_stream(text, recipe)
-    trained: _FloatStudent | _QuantizedStudent
-    if student.stored.quantization is not None:
-        if recipe.ternary:
-            raise SettingsError("What is made ternary is a model of floats, and not quantized.")
-        if recipe.keep_zeros:
-            raise SettingsError(
-                "A quantized student is trained in its grid, where zeros do not stay: distill the "
-                "pruned model with keep_zeros, and quantize it then with keep_zeros."
-            )
-        trained = _QuantizedStudent(student, teacher, ranks)
-    else:
-        check_source(student)
-        made = _TernaryStudent if recipe.ternary else _FloatStudent
-        trained = made(student, ranks, keep_zeros=recipe.keep_zeros)
+    trained = _trained(student, teacher, recipe, ranks)
     identity = {
         "ridgeline": ridgeline.__version__,
         "training": asdict(recipe),
@@ -120,19 +113,7 @@ def distill(
     folder = shared_folder(out, identity, ranks, resume=resume)
     if not folder.is_complete:
         model = trained.model
-        dtype = min(
-            (training_dtype(each.loaded.model.ops) for each in (student, teacher or student)),
-            key=lambda found: -found.itemsize,
-        )
-        if teacher is None:
-            loss = next_token_loss(model, dtype)
-        else:
-            loss = distillation_loss(
-                teacher=BlockModel(teacher, ranks=ranks),
-                student=model,
-                config=DistillationConfig(kl_share=recipe.kl_share, top_k=recipe.top_k),
-                dtype=dtype,
-            )
+        loss = _loss(model, student, teacher, recipe, ranks)
         run_training(model, loss, recipe, stream, folder, progress, ranks)
         losses = mean_losses(folder, recipe) if ranks.is_first else {}
         count = len(model.layers)
@@ -145,6 +126,48 @@ def distill(
             config = trained.config(read_config(student.stored.path))
             folder.finish(student.stored.path, config)
     return report(folder, recipe) if ranks.is_first else None
+
+
+def _trained(
+    student: LayeredModel,
+    teacher: LayeredModel | None,
+    recipe: TrainingRecipe,
+    ranks: TrainingRanks,
+) -> "_FloatStudent | _QuantizedStudent":
+    """The student as its own format, or the recipe, has it trained."""
+    if student.stored.quantization is None:
+        check_source(student)
+        made = _TernaryStudent if recipe.ternary else _FloatStudent
+        return made(student, ranks, keep_zeros=recipe.keep_zeros)
+    if recipe.ternary:
+        raise SettingsError("What is made ternary is a model of floats, and not quantized.")
+    if recipe.keep_zeros:
+        raise SettingsError(
+            "A quantized student is trained in its grid, where zeros do not stay: distill the "
+            "pruned model with keep_zeros, and quantize it then with keep_zeros."
+        )
+    return _QuantizedStudent(student, teacher, ranks)
+
+
+def _loss(
+    model: BlockModel,
+    student: LayeredModel,
+    teacher: LayeredModel | None,
+    recipe: TrainingRecipe,
+    ranks: TrainingRanks,
+) -> LossFunction:
+    dtype = min(
+        (training_dtype(each.loaded.model.ops) for each in (student, teacher or student)),
+        key=lambda found: -found.itemsize,
+    )
+    if teacher is None:
+        return next_token_loss(model, dtype)
+    return distillation_loss(
+        teacher=BlockModel(teacher, ranks=ranks),
+        student=model,
+        config=DistillationConfig(kl_share=recipe.kl_share, top_k=recipe.top_k),
+        dtype=dtype,
+    )
 
 
 def shared_folder(

@@ -1,10 +1,10 @@
 """`Engine`: a model, the executor that runs it, and the loop over both, in one thread."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ridgeline.core.config import EngineConfig, resolve
+from ridgeline.core.config import EngineConfig, ResolvedConfig, resolve
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.host import available_memory_bytes
 from ridgeline.core.plan import ModelRole
@@ -24,6 +24,7 @@ from ridgeline.engine.speculation import (
 )
 from ridgeline.engine.summary import load_summary
 from ridgeline.executors import create_executor
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
 _log = logging.getLogger(__name__)
@@ -56,32 +57,8 @@ class Engine:
         draft = load_draft(config, loaded, progress=progress)
         models = with_draft(loaded.model, draft)
         self.executor = create_executor(models, config)
-        own_draft = None if draft is None or draft.shares_kv else draft  # with KV of its own
-        layout = self.executor.kv_layout()
         spec = models[ModelRole.TARGET].spec
-        resolved = resolve(
-            config,
-            spec=spec,
-            executor=self.executor.name,
-            dtype=loaded.model.dtype,
-            block_bytes=layout.block_bytes,
-            free_bytes=available_memory_bytes(),
-            kv_bytes=self.executor.kv_budget_bytes(config.max_num_batched_tokens),
-            draft_spec=None if own_draft is None else own_draft.spec,
-            draft_block_bytes=(
-                () if own_draft is None else self.executor.kv_layout(ModelRole.DRAFT).block_bytes
-            ),
-        )
-        if config.max_model_len is None and resolved.max_model_len < spec.max_position:
-            _log.warning(
-                "The context is clipped from %d to %d tokens: the KV pool has %.1f GB.",
-                spec.max_position,
-                resolved.max_model_len,
-                resolved.kv_cache_bytes / 1e9,
-            )
-        self.executor.allocate_kv(resolved.num_blocks)
-        if resolved.num_draft_blocks:
-            self.executor.allocate_kv(resolved.num_draft_blocks, ModelRole.DRAFT)
+        resolved = self._allocate_kv(config, models)
         if config.enable_segment_reuse:
             ops = models[ModelRole.TARGET].ops
             check_segment_reuse(self.executor, ops, config, resolved)
@@ -103,7 +80,7 @@ class Engine:
             SchedulerConfig.of_engine(
                 config,
                 resolved,
-                windows=tuple(group.window for group in layout.groups),
+                windows=tuple(group.window for group in self.executor.kv_layout().groups),
                 max_in_flight=self.executor.max_in_flight,
             ),
             self.speculation,
@@ -129,6 +106,39 @@ class Engine:
         self.loop = EngineLoop(
             self.executor, self.scheduler, loaded.tokenizer, observer=self.observer
         )
+
+    def _allocate_kv(
+        self, config: EngineConfig, models: Mapping[ModelRole, ExecutorModel]
+    ) -> ResolvedConfig:
+        """Allocate the KV pools that there is memory for, and settle what follows from them."""
+        executor, target = self.executor, models[ModelRole.TARGET]
+        draft, spec = models.get(ModelRole.DRAFT), target.spec
+        if draft is not None and draft.shares_kv:
+            draft = None
+        resolved = resolve(
+            config,
+            spec=spec,
+            executor=executor.name,
+            dtype=target.dtype,
+            block_bytes=executor.kv_layout().block_bytes,
+            free_bytes=available_memory_bytes(),
+            kv_bytes=executor.kv_budget_bytes(config.max_num_batched_tokens),
+            draft_spec=None if draft is None else draft.spec,
+            draft_block_bytes=(
+                () if draft is None else executor.kv_layout(ModelRole.DRAFT).block_bytes
+            ),
+        )
+        if config.max_model_len is None and resolved.max_model_len < spec.max_position:
+            _log.warning(
+                "The context is clipped from %d to %d tokens: the KV pool has %.1f GB.",
+                spec.max_position,
+                resolved.max_model_len,
+                resolved.kv_cache_bytes / 1e9,
+            )
+        executor.allocate_kv(resolved.num_blocks)
+        if resolved.num_draft_blocks:
+            executor.allocate_kv(resolved.num_draft_blocks, ModelRole.DRAFT)
+        return resolved
 
     def close(self) -> None:
         """Free weights and KV; every later call of the loop raises `EngineError`."""

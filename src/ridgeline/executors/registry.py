@@ -94,13 +94,44 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
             f"{target.spec.model_type} is an encoder or a classifier; use the cpu executor."
         )
     _check_caches(models, config, traits)
+    _check_settings(config, traits)
+    _check_formats(models, config, traits)
+    _check_streaming(config, traits)
+    _check_shared_kv(models, config, traits)
+    if config.launcher != "local" and config.workers == 0:
+        raise SettingsError(
+            "launcher ray starts workers and replicas, and ranks with tensor_parallel_size or "
+            "expert_parallel_size alone share one machine: set `workers`, and "
+            "pipeline_parallel_size to one more."
+        )
+    if config.num_ranks == 1 and config.workers == 0:
+        return traits.create(models, config)
+    _check_parts(config, traits)
+    from ridgeline.executors.distributed.executor import DistributedExecutor
+
+    return DistributedExecutor(models, config, name)
+
+
+def _check_settings(config: EngineConfig, traits: ExecutorTraits) -> None:
+    """
+    Raises:
+        SettingsError: what is set is of another executor.
+    """
     for owner in _TRAITS.values():
         for field in () if owner is traits or owner.settings is None else fields(owner.settings):
             if getattr(config, field.name) not in (default_of(field), "off"):
                 raise SettingsError(
-                    f"{field.name} is of the {owner.name} executor, and this is {name}; "
+                    f"{field.name} is of the {owner.name} executor, and this is {traits.name}; "
                     "leave it out."
                 )
+
+
+def _check_formats(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:
+    """Warns of formats of KV that cost much quality.
+
+    Raises:
+        SettingsError: weights or KV are to be in a format that the executor lacks.
+    """
     kv = kv_number_format(config.kv_cache_dtype)
     for model in models.values():
         traits.check_formats(model.quantization, kv)
@@ -113,31 +144,26 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
                 "75 of 100 places. Measure it with `ridgeline eval`, or leave kv_cache_dtype out.",
                 kv.name, model.spec.model_type,
             )  # fmt: skip
-    _check_streaming(config, traits)
-    _check_shared_kv(models, config, traits)
-    if config.launcher != "local" and config.workers == 0:
-        raise SettingsError(
-            "launcher ray starts workers and replicas, and ranks with tensor_parallel_size or "
-            "expert_parallel_size alone share one machine: set `workers`, and "
-            "pipeline_parallel_size to one more."
-        )
-    if config.num_ranks == 1 and config.workers == 0:
-        return traits.create(models, config)
+
+
+def _check_parts(config: EngineConfig, traits: ExecutorTraits) -> None:
+    """
+    Raises:
+        SettingsError: the executor runs no such parts of models.
+    """
     if not traits.runs_parts:
         able = ", ".join(each.name for each in _TRAITS.values() if each.runs_parts)
         raise SettingsError(
-            f"The {name} executor runs no parts of models; tensor_parallel_size, "
+            f"The {traits.name} executor runs no parts of models; tensor_parallel_size, "
             "pipeline_parallel_size, expert_parallel_size, context_parallel_size and "
             f"split_feed_forward are for {able}."
         )
     if config.context_parallel_size > 1 and not traits.shares_contexts:
         able = ", ".join(each.name for each in _TRAITS.values() if each.shares_contexts)
         raise SettingsError(
-            f"context_parallel_size is of the {able} executor, and this is {name}; leave it out."
+            f"context_parallel_size is of the {able} executor, and this is {traits.name}; leave "
+            "it out."
         )
-    from ridgeline.executors.distributed.executor import DistributedExecutor
-
-    return DistributedExecutor(models, config, name)
 
 
 def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:

@@ -71,12 +71,6 @@ def latent_attention_ops(
         query_start=spec.nope_dim,
         key_start=spec.latent_dim,
     )
-    growth = spec.query_growth
-    grow = (
-        GrowQueries(growth=growth, num_heads=spec.num_heads, head_dim=rope.head_dim)
-        if growth
-        else None
-    )
     write = KVWrite(
         layer=layer,
         group=group,
@@ -85,4 +79,8 @@ def latent_attention_ops(
         v_width=0,
         has_values=False,
     )
-    return [project, rope, write, *([grow] if grow else []), attend, out]
+    ops: list[Op] = [project, rope, write]
+    if spec.query_growth is not None:
+        heads, width = spec.num_heads, rope.head_dim
+        ops.append(GrowQueries(growth=spec.query_growth, num_heads=heads, head_dim=width))
+    return [*ops, attend, out]

@@ -268,31 +268,8 @@ class LayerLowering:
         }
 
     def attention(self, spec: AttentionSpec, src: str) -> list[Op]:
-        assert spec.num_kv_heads
+        ops: list[Op] = [self.qkv(spec, src), *self.norm_and_rope(spec)]
         q_width = spec.num_heads * spec.head_dim
-        own_kv_heads = _own_kv_heads(spec)
-        kv_width = own_kv_heads * spec.head_dim
-        key, value = (self.weight(name, kv_width, self.hidden_size) for name in "kv")
-        key_bias, value_bias = (self.weight(f"{name}_bias", kv_width) for name in "kv")
-        has_bias = spec.qkv_bias and own_kv_heads > 0
-        has_value = own_kv_heads > 0 and not spec.value_is_key
-        assert own_kv_heads or not (spec.value_is_key or spec.value_norm), "they are another's"
-        ops: list[Op] = [
-            QKVProject(
-                query=self.weight("q", q_width, self.hidden_size),
-                key=key if own_kv_heads else None,
-                value=value if has_value else None,
-                query_bias=self.weight("q_bias", q_width) if spec.qkv_bias else None,
-                key_bias=key_bias if has_bias else None,
-                value_bias=value_bias if has_bias and has_value else None,
-                num_heads=spec.num_heads,
-                num_kv_heads=own_kv_heads,
-                head_dim=spec.head_dim,
-                src=src,
-                clip=spec.qkv_clip,
-            )
-        ]
-        ops += self.norm_and_rope(spec)
         out = OutProject(
             weight=self.weight("o", self.hidden_size, q_width),
             bias=self.weight("o_bias", self.hidden_size) if spec.out_bias else None,
@@ -312,8 +289,56 @@ class LayerLowering:
                 softcap=spec.softcap,
             )
             return [*ops, both_ways, out]
+        ops += self.write_and_attend(spec)
+        if spec.output_gate:
+            bias = self.weight("gate_heads_bias", q_width) if spec.qkv_bias else None
+            gate = self.weight("gate_heads", q_width, self.hidden_size)
+            ops.append(GateHeads(weight=gate, bias=bias, src=src))
+        if spec.out_norm is not None:
+            ops.append(self.norm("h", "h", "out_norm", spec.out_norm, width=q_width))
+        return [*ops, out]
+
+    def qkv(self, spec: AttentionSpec, src: str) -> QKVProject:
+        """The product of the queries alone, of a layer that reads another's K and V."""
+        assert spec.num_kv_heads
+        own_kv_heads = _own_kv_heads(spec)
+        q_width, kv_width = spec.num_heads * spec.head_dim, own_kv_heads * spec.head_dim
+        key, value = (self.weight(name, kv_width, self.hidden_size) for name in "kv")
+        key_bias, value_bias = (self.weight(f"{name}_bias", kv_width) for name in "kv")
+        has_bias = spec.qkv_bias and own_kv_heads > 0
+        has_value = own_kv_heads > 0 and not spec.value_is_key
+        assert own_kv_heads or not (spec.value_is_key or spec.value_norm), "they are another's"
+        return QKVProject(
+            query=self.weight("q", q_width, self.hidden_size),
+            key=key if own_kv_heads else None,
+            value=value if has_value else None,
+            query_bias=self.weight("q_bias", q_width) if spec.qkv_bias else None,
+            key_bias=key_bias if has_bias else None,
+            value_bias=value_bias if has_bias and has_value else None,
+            num_heads=spec.num_heads,
+            num_kv_heads=own_kv_heads,
+            head_dim=spec.head_dim,
+            src=src,
+            clip=spec.qkv_clip,
+        )
+
+    def write_and_attend(self, spec: AttentionSpec) -> list[Op]:
+        """Attention to the KV cache, which a layer that reads another's K and V does not write."""
         assert self.group is not None
         assert spec.window or not spec.chunked
+        ops: list[Op] = []
+        if _own_kv_heads(spec):
+            write = KVWrite(
+                layer=self.index,
+                group=self.group,
+                num_kv_heads=spec.num_kv_heads,
+                k_width=spec.head_dim,
+                v_width=spec.head_dim,
+            )
+            ops.append(write)
+        if spec.query_growth is not None:
+            heads, width = spec.num_heads, spec.head_dim
+            ops.append(GrowQueries(growth=spec.query_growth, num_heads=heads, head_dim=width))
         attend = Attend(
             layer=self.index if spec.kv_layer is None else spec.kv_layer,
             group=self.group,
@@ -326,27 +351,7 @@ class LayerLowering:
             sinks=self.weight("sinks", spec.num_heads) if spec.sinks else None,
             chunked=spec.chunked,
         )
-        write = KVWrite(
-            layer=self.index,
-            group=self.group,
-            num_kv_heads=spec.num_kv_heads,
-            k_width=spec.head_dim,
-            v_width=spec.head_dim,
-        )
-        growth = spec.query_growth
-        grow = (
-            ()
-            if growth is None
-            else (GrowQueries(growth=growth, num_heads=spec.num_heads, head_dim=spec.head_dim),)
-        )
-        ops += [*((write,) if own_kv_heads else ()), *grow, attend]
-        if spec.output_gate:
-            bias = self.weight("gate_heads_bias", q_width) if spec.qkv_bias else None
-            gate = self.weight("gate_heads", q_width, self.hidden_size)
-            ops.append(GateHeads(weight=gate, bias=bias, src=src))
-        if spec.out_norm is not None:
-            ops.append(self.norm("h", "h", "out_norm", spec.out_norm, width=q_width))
-        return [*ops, out]
+        return [*ops, attend]
 
     def norm_and_rope(self, spec: AttentionSpec) -> list[Op]:
         """What is done to q and k before they are used, as far as the layer has it."""

@@ -20,6 +20,13 @@ from ridgeline.models.lower import lower
 from ridgeline.models.operator_split import operator_part
 
 Range = tuple[int, int]
+# What every rank does by itself.
+_Whole = (
+    ops.Norm | ops.AddResidual | ops.AddShared | ops.ScaleHidden | ops.Xielu | ops.LayerEmbed
+    | ops.LayerInput | ops.SparseGateUp | ops.SplitStreams | ops.PredictStreams
+    | ops.CorrectStreams | ops.AddToStreams | ops.JoinStreams | ops.AddLaurel | ops.SendHidden
+    | ops.ReceiveHidden
+)  # fmt: skip
 _Heads = TypeVar("_Heads", ops.HeadNorm, ops.Rope, ops.Attend, ops.QKVProject)
 
 
@@ -178,24 +185,7 @@ class _Parts:
                 hidden = self.spec.hidden_size
                 sent = self.sent(edges)
                 return own, ops.GatherTokens(borders=sent, rank=self.place, hidden_size=hidden)
-            case (
-                ops.Norm()
-                | ops.AddResidual()
-                | ops.AddShared()
-                | ops.ScaleHidden()
-                | ops.Xielu()
-                | ops.LayerEmbed()
-                | ops.LayerInput()
-                | ops.SparseGateUp()
-                | ops.SplitStreams()
-                | ops.PredictStreams()
-                | ops.CorrectStreams()
-                | ops.AddToStreams()
-                | ops.JoinStreams()
-                | ops.AddLaurel()
-                | ops.SendHidden()
-                | ops.ReceiveHidden()
-            ):
+            case _ if isinstance(op, _Whole):
                 return (op,)
             case ops.QKVProject():
                 return (self.qkv(op),)

@@ -224,17 +224,9 @@ async def prepare_answer(
         structured=form.grammar,
         **settings,
     )
-    context = server.engine.config.max_model_len
-    (ids,) = await tokenize(
-        server,
-        prompt,
-        add_special_tokens=add_special_tokens,
-        param=call.prompt_field,
-        is_cut=fields.truncate_prompt_tokens is not None,
+    ids = await _prompt_ids(
+        call, fields, prompt, max_tokens, limit_name, add_special_tokens=add_special_tokens
     )
-    ids = truncate(ids, fields.truncate_prompt_tokens, context, max_tokens)
-    if limit_name is not None:
-        check_room(ids, max_tokens, context, limit_name)
     priority = priority_of(call, fields.priority)
     if prefix is not None:
         await check_prompts(call, prefix, [ids], priority)
@@ -251,20 +243,32 @@ async def prepare_answer(
         question=_question(call, conversation, params),
         expected_token_ids=await expected_tokens(call, prediction),
     )
-    schemas = {tool.name: tool.parameters or {} for tool in conversation.offered_tools}
+    return AnswerJob(job=job, model=model, new_answer=_new_answer(form, conversation, prompt))
 
-    def new_answer() -> Answer:
-        parser = partial(
-            output_parser,
-            tool_parser=form.tool_parser,
-            reasoning_parser=form.reasoning_parser,
-            tools=schemas,
-            prompt=prompt,
-            continued=conversation.continued_text,
-        )
-        return Answer(parser, one_call=not conversation.parallel_calls)
 
-    return AnswerJob(job=job, model=model, new_answer=new_answer)
+async def _prompt_ids(
+    call: Call,
+    fields: Generation,
+    prompt: str,
+    max_tokens: int | None,
+    limit_name: str | None,
+    *,
+    add_special_tokens: bool,
+) -> tuple[int, ...]:
+    """The prompt's tokens, cut as the request says, with room for the output behind them."""
+    server, limit = call.server, fields.truncate_prompt_tokens
+    context = server.engine.config.max_model_len
+    (ids,) = await tokenize(
+        server,
+        prompt,
+        add_special_tokens=add_special_tokens,
+        param=call.prompt_field,
+        is_cut=limit is not None,
+    )
+    ids = truncate(ids, limit, context, max_tokens)
+    if limit_name is not None:
+        check_room(ids, max_tokens, context, limit_name)
+    return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +280,19 @@ class _OutputForm:
     is_forced: bool = False  # to be a call
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+
+
+def _new_answer(form: _OutputForm, conversation: ChatInput, prompt: str) -> Callable[[], Answer]:
+    """Makes what reads an output."""
+    parser = partial(
+        output_parser,
+        tool_parser=form.tool_parser,
+        reasoning_parser=form.reasoning_parser,
+        tools={tool.name: tool.parameters or {} for tool in conversation.offered_tools},
+        prompt=prompt,
+        continued=conversation.continued_text,
+    )
+    return lambda: Answer(parser, one_call=not conversation.parallel_calls)
 
 
 def _output_form(

@@ -112,16 +112,8 @@ def match_tensors(
     compared if ``only`` names what they are copies of, or is missing.
     """
     rows = rows or {}
-    available, sources = frozenset(checkpoint.names()), dict(sources)
-    users: dict[str, list[str]] = {}
-    for name in shapes:
-        # A weight that the family does not know is missing under its own name.
-        source = sources.get(name) or TensorSource(name=name)
-        tensor = name_in(available, source)
-        if source.either_way and tensor in available:
-            turned = checkpoint.shape(tensor)[-1:] != shapes[name][-1:]
-            sources[name] = replace(source, transpose=turned)
-        users.setdefault(tensor, []).append(name)
+    available = frozenset(checkpoint.names())
+    sources, users = _users(checkpoint, shapes, sources)
     present = {tensor: users[tensor] for tensor in checkpoint.names() if tensor in users}
     missing = [tensor for tensor in users if tensor not in present]
     copies = {
@@ -131,14 +123,12 @@ def match_tensors(
         if name in sources
         for copy in sources[name].copies
     }
+    known = {*users, *copies, *checkpoint.spare}
     patterns = [re.compile(pattern) for pattern in ignored]
     left_over = [
         tensor
         for tensor in checkpoint.names()
-        if tensor not in users
-        and tensor not in copies
-        and tensor not in checkpoint.spare
-        and not any(pattern.fullmatch(tensor) for pattern in patterns)
+        if tensor not in known and not any(pattern.fullmatch(tensor) for pattern in patterns)
     ]
     mis_shaped = [
         f"{short_name(tensor)} is {list(checkpoint.shape(tensor))}, not {list(shape)}"
@@ -155,24 +145,50 @@ def match_tensors(
                 "checkpoint is quantized in a way that Ridgeline does not read."
             )
     for copy in available & copies.keys():
-        if only is not None and not any(name in only for name in users[copies[copy]]):
-            continue
-        wanted = next((rows[name] for name in users[copies[copy]] if name in rows), None)
-        if not _same_values(checkpoint, copy, copies[copy], wanted):
-            raise WeightsMismatchError(
-                f"config.json ties the output to the input embeddings, and {short_name(copy)} "
-                f"differs from {short_name(copies[copy])}; set tie_word_embeddings to false to use "
-                "both, or remove the one that is wrong."
-            )
-    places_of: dict[str, Places] = {}
-    for tensor, names in present.items():
-        places = places_of.setdefault(tensor, {})
-        for name in names:
-            place = replace(sources[name], name="", other_names=(), copies=())
-            if name in rows:
-                place = _wanted(place, rows[name], is_stack=len(shapes[name]) == 3)
-            places.setdefault(place, []).append(name)
-    return places_of
+        names = users[copies[copy]]
+        if only is None or any(name in only for name in names):
+            wanted = next((rows[name] for name in names if name in rows), None)
+            if not _same_values(checkpoint, copy, copies[copy], wanted):
+                raise WeightsMismatchError(
+                    "config.json ties the output to the input embeddings, and "
+                    f"{short_name(copy)} differs from {short_name(copies[copy])}; set "
+                    "tie_word_embeddings to false to use both, or remove the one that is wrong."
+                )
+    return {tensor: _places(users[tensor], shapes, sources, rows) for tensor in present}
+
+
+def _users(
+    checkpoint: TensorStore,
+    shapes: Mapping[str, tuple[int, ...]],
+    sources: Mapping[str, TensorSource],
+) -> tuple[dict[str, TensorSource], dict[str, list[str]]]:
+    """The sources, as this checkpoint has them, and the weights that each of its tensors holds."""
+    available, found, users = frozenset(checkpoint.names()), dict(sources), dict[str, list[str]]()
+    for name, shape in shapes.items():
+        # A weight that the family does not know is missing under its own name.
+        source = sources.get(name) or TensorSource(name=name)
+        tensor = name_in(available, source)
+        if source.either_way and tensor in available:
+            turned = checkpoint.shape(tensor)[-1:] != shape[-1:]
+            found[name] = replace(source, transpose=turned)
+        users.setdefault(tensor, []).append(name)
+    return found, users
+
+
+def _places(
+    names: Sequence[str],
+    shapes: Mapping[str, tuple[int, ...]],
+    sources: Mapping[str, TensorSource],
+    rows: RowRanges,
+) -> Places:
+    """Where in their tensor the wanted rows of weights are."""
+    places: Places = {}
+    for name in names:
+        place = replace(sources[name], name="", other_names=(), copies=())
+        if name in rows:
+            place = _wanted(place, rows[name], is_stack=len(shapes[name]) == 3)
+        places.setdefault(place, []).append(name)
+    return places
 
 
 def _wanted(place: TensorSource, rows: tuple[int, int], *, is_stack: bool) -> TensorSource:

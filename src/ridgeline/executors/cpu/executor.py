@@ -110,40 +110,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._pool = self._group.pool if self._group is not None else shared_pool(level)
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():
-            fallbacks = fallback_ops(model.all_ops)
-            if fallbacks and weights_memory_bytes is not None:
-                raise SettingsError(
-                    f"weights_memory_bytes is for models whose ops all have kernels; those of "
-                    f"{model.spec.model_type} do not."
-                )
-            whole = replace(model, ops=model.all_ops)
-            if model.is_exit:
-                weights = self._models[ModelRole.TARGET].weights
-            elif packed_cache is None or fallbacks:
-                weights = pack_weights(self._pool, whole, fallbacks=fallbacks)
-            else:
-                weights = packed_cache.pack(self._pool, whole)
-            if model.borrowed is not None:
-                weights = with_borrowed(weights, self._models[ModelRole.TARGET].weights, model)
-            program, *later = (
-                Program(self._pool, model.spec, each, weights, fallbacks, model.group)
-                for each in (model.ops, *model.later)
-            )
-            if weights_memory_bytes is not None and role is ModelRole.TARGET:
-                native = [model.ops[place] for place in program.native]
-                program.stream(stream_weights(model.spec, weights, native, weights_memory_bytes))
-            adapters = NativeAdapters(self._pool, model.adapters, program.slots)
-            self._models[role] = _Model(
-                spec=model.spec,
-                ops=model.ops,
-                weights=weights,
-                program=program,
-                fallback=_fallback_ops(program, weights, model.adapters) if fallbacks else None,
-                adapters=adapters,
-                token_ids=model.token_ids,
-                is_head=model.is_head,
-                later=tuple(later),
-            )
+            self._models[role] = self._load(role, model, packed_cache, weights_memory_bytes)
             if model.shares_kv:
                 self.pools[role] = self.pools[ModelRole.TARGET]
                 continue
@@ -154,6 +121,48 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._num_groups = {role: len(cache_groups(self.spec(role))) for role in self.pools}
         self._logits = np.empty(0, dtype=np.float32)
         self._spans: SpanLog | None = None  # of the pass that runs, while steps are recorded
+
+    def _load(
+        self,
+        role: ModelRole,
+        model: ExecutorModel,
+        packed_cache: PackedCache | None,
+        memory_bytes: int | None,
+    ) -> "_Model":
+        """Pack a model's weights, but for those that it has of the target, and lower its ops."""
+        fallbacks = fallback_ops(model.all_ops)
+        if fallbacks and memory_bytes is not None:
+            raise SettingsError(
+                f"weights_memory_bytes is for models whose ops all have kernels; those of "
+                f"{model.spec.model_type} do not."
+            )
+        whole = replace(model, ops=model.all_ops)
+        if model.is_exit:
+            weights = self._models[ModelRole.TARGET].weights
+        elif packed_cache is None or fallbacks:
+            weights = pack_weights(self._pool, whole, fallbacks=fallbacks)
+        else:
+            weights = packed_cache.pack(self._pool, whole)
+        if model.borrowed is not None:
+            weights = with_borrowed(weights, self._models[ModelRole.TARGET].weights, model)
+        program, *later = (
+            Program(self._pool, model.spec, each, weights, fallbacks, model.group)
+            for each in (model.ops, *model.later)
+        )
+        if memory_bytes is not None and role is ModelRole.TARGET:
+            native = [model.ops[place] for place in program.native]
+            program.stream(stream_weights(model.spec, weights, native, memory_bytes))
+        return _Model(
+            spec=model.spec,
+            ops=model.ops,
+            weights=weights,
+            program=program,
+            fallback=_fallback_ops(program, weights, model.adapters) if fallbacks else None,
+            adapters=NativeAdapters(self._pool, model.adapters, program.slots),
+            token_ids=model.token_ids,
+            is_head=model.is_head,
+            later=tuple(later),
+        )
 
     def weights_bytes(self, role: ModelRole = ModelRole.TARGET) -> int:
         """Bytes of the packed weights."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -10,7 +11,7 @@ from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.beams import beam_params, refused_in_beams
 from ridgeline.server.cached_content import cached_content, check_prompts
-from ridgeline.server.context import Call
+from ridgeline.server.context import Call, Server
 from ridgeline.server.continuation import PriorChunk
 from ridgeline.server.errors import bad_request
 from ridgeline.server.fim import fim_prompt
@@ -74,12 +75,7 @@ async def prepare_completion(
     server = call.server
     model = server.check_model(request.model, call.caller)
     check_stream_options(request)
-    count = request.n or 1
-    drawn = count if request.best_of is None else request.best_of
-    if drawn < count:
-        raise bad_request("best_of must be at least n.", "best_of")
-    if drawn > count and request.stream:
-        raise bad_request("best_of above n cannot be streamed.", "best_of")
+    drawn = _num_drawn(request)
     context = server.engine.config.max_model_len
     max_tokens = max_tokens_of(request)
     if max_tokens is None and UNLIMITED_TOKENS in (request.max_tokens, request.n_predict):
@@ -99,20 +95,8 @@ async def prepare_completion(
         if not isinstance(prompt, str):
             raise bad_request("suffix needs a prompt that is one text.", "suffix")
         prompt = await fim_prompt(server, prompt, request.suffix)
-    adds_special = request.add_special_tokens is not False
-    limit = request.truncate_prompt_tokens
-    prompts = [
-        truncate(ids, limit, context, None if fits_context else output_tokens)
-        for ids in await tokenize(
-            server,
-            prompt,
-            add_special_tokens=adds_special,
-            is_cut=limit is not None,
-        )
-    ]
-    for ids in prompts:
-        if not fits_context:
-            check_room(ids, max_tokens, context, limit_name(request))
+    room = (None, None) if fits_context else (output_tokens, max_tokens)
+    prompts = await _prompt_ids(server, request, prompt, *room)
     wanted = wanted_format(request)
     asked = request.prompt_logprobs
     echoed = request.logprobs if request.echo else None
@@ -128,7 +112,7 @@ async def prepare_completion(
             max_tokens=output_tokens,
             structured=None if wanted is None else wanted.grammar,
             n=drawn,
-            logprobs=request.logprobs if drawn == count else request.logprobs or 0,
+            logprobs=request.logprobs if drawn == (request.n or 1) else request.logprobs or 0,
             prompt_logprobs=echoed if asked is None else max(asked, echoed or 0),
         ),
         adapter=server.adapter(model),
@@ -140,6 +124,39 @@ async def prepare_completion(
         expected_token_ids=await expected_tokens(call, request.prediction),
     )
     return model, job
+
+
+def _num_drawn(request: CompletionRequest) -> int:
+    """Samples of each prompt, of which n are given out."""
+    count = request.n or 1
+    drawn = count if request.best_of is None else request.best_of
+    if drawn < count:
+        raise bad_request("best_of must be at least n.", "best_of")
+    if drawn > count and request.stream:
+        raise bad_request("best_of above n cannot be streamed.", "best_of")
+    return drawn
+
+
+async def _prompt_ids(
+    server: Server,
+    request: CompletionRequest,
+    prompt: str | list[Any],
+    output_tokens: int | None,
+    max_tokens: int | None,
+) -> list[tuple[int, ...]]:
+    """Each prompt's tokens, cut as the request says, with room for ``output_tokens`` or else one,
+    and for an output limit that was asked for."""
+    context, limit = server.engine.config.max_model_len, request.truncate_prompt_tokens
+    adds_special = request.add_special_tokens is not False
+    prompts = [
+        truncate(ids, limit, context, output_tokens)
+        for ids in await tokenize(
+            server, prompt, add_special_tokens=adds_special, is_cut=limit is not None
+        )
+    ]
+    for ids in prompts:
+        check_room(ids, max_tokens, context, limit_name(request))
+    return prompts
 
 
 class _Run:
