@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.decoding.test_drafters import Price, plan_of
+from tests.decoding.test_adaptive import Price, plan_of
 
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.decoding.drafters.control import PLAIN_EVERY, PLAIN_STEPS, StepCosts
