@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,14 @@ def test_text_follows_the_prompt_and_timing_goes_to_stderr(model_folder, capsys)
     assert out == f"the cat{expected}\n"
     assert "TTFT" in err
     assert "tok/s" in err
+
+
+def test_what_was_drafted_stands_beside_the_timing(model_folder, capsys):
+    options = ("--max-tokens", 32, "--temperature", 0)
+    assert "drafted" not in generate(capsys, model_folder, *options)[2]
+    err = generate(capsys, model_folder, *options, "--speculation", "ngram")[2]
+    accepted, drafted = map(int, re.search(r"(\d+) of (\d+) drafted tokens accepted", err).groups())
+    assert 0 <= accepted <= drafted > 0
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

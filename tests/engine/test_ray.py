@@ -45,6 +45,17 @@ def test_ray_has_nothing_to_start_without_workers(folder):
         opener(folder, "cpu")("off", launcher="ray", tensor_parallel_size=2)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [{"split_feed_forward": True}, {"context_parallel_size": 2}],
+    ids=lambda each: next(iter(each)),
+)
+def test_ray_has_nothing_to_start_where_processes_share_one_machine(folder, setting):
+    (name,) = setting
+    with pytest.raises(SettingsError, match=f"the processes of {name} share one machine: leave"):
+        opener(folder, "cpu")("off", launcher="ray", **setting)
+
+
 def test_a_setting_of_ray_alone_is_refused_without_it():
     from ridgeline.core.config import EngineConfig
 

@@ -104,6 +104,29 @@ def test_a_data_folder_in_use_is_said_before_a_model_is_looked_for(tmp_path, cap
     Database(tmp_path).close()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_start_that_is_refused_leaves_no_folder_behind(base, capsys, caplog, count):
+    options = ["--port", "0", "--max-model-len", "99999999", "-dp", str(count)]
+    assert main(["serve", "embedded", *options]) == 2
+    assert "beyond the model's" in capsys.readouterr().err
+    assert list(base.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_a_model_is_looked_for(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "data"
+    words = ["serve", "./no-such-model", "--port", "0", "--data-dir", str(folder)]
+    assert main(words) == 1
+    assert f"{tmp_path / 'file'} cannot be written" in capsys.readouterr().err
+
+
+def test_a_folder_is_made_for_its_owner_with_those_above_it(tmp_path):
+    Database(tmp_path / "a" / "b").close()
+    assert {each.stat().st_mode & 0o777 for each in (tmp_path / "a", tmp_path / "a" / "b")} == {
+        0o700
+    }
+
+
 def test_a_port_in_use_is_said_before_a_model_is_looked_for(base, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

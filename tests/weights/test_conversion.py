@@ -21,7 +21,7 @@ from ridgeline.models import describe
 from ridgeline.weights.conversion import convert_to_gguf, convert_to_safetensors
 from ridgeline.weights.gguf import GGUFCheckpoint
 from ridgeline.weights.gguf.imatrix import Importance, read_imatrix
-from ridgeline.weights.gguf.mixes import FILE_TYPES, tensor_format
+from ridgeline.weights.gguf.mixes import FILE_TYPES, fitting_format, mixed_format
 
 LLAMA = CASES["llama"][1]
 
@@ -137,9 +137,10 @@ def test_mixes_are_llama_cpps() -> None:
         ("blk.0.attn_output.weight", wide, "q4_k_m", mixtral, "Q5_K"),
         ("blk.0.ffn_gate_inp.weight", (8, 4096), "q4_k_m", mixtral, "F32"),
     ):
-        assert tensor_format(name, shape, file_type, spec) == expected, (name, file_type)
-    assert tensor_format("blk.3.ffn_down.weight", wide, "q4_0", llama) == "Q4_0"
-    found = tensor_format("blk.3.ffn_down.weight", wide, "q4_0", llama, with_importance=True)
+        mixed = mixed_format(name, shape, file_type, spec)
+        assert fitting_format(mixed, shape[-1]) == expected, (name, file_type)
+    assert mixed_format("blk.3.ffn_down.weight", wide, "q4_0", llama) == "Q4_0"
+    found = mixed_format("blk.3.ffn_down.weight", wide, "q4_0", llama, with_importance=True)
     assert found == "Q4_1"
 
 

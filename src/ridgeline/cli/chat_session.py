@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from ridgeline.cli.answer_view import AnswerView, MarkdownView, PlainView
 from ridgeline.cli.display import (
+    draft_counts,
     error_console,
     full_context_line,
     loading_bar,
@@ -70,6 +72,7 @@ class Chat:
         self.transcript = Transcript(arguments.system)
         self._attached: list[str] = []  # files for the next question
         self._last: RequestOutput | None = None
+        self._drafts: Counter[str] = Counter()  # of the last answer
         self._output_tokens = 0
         self._given = given_settings(arguments, SamplingParams)
         self._llm = self._opened(arguments.model)
@@ -142,6 +145,7 @@ class Chat:
                 "/reset begins anew.",
                 style="yellow",
             )
+        before = draft_counts(self._llm.speculation())
         stream = self._llm.stream(prompt, self._sampling)
         parts: list[str] = []
         with _interrupts_close(stream), self._view() as view:
@@ -152,6 +156,7 @@ class Chat:
                     parts.append(event.text)
                     view.add(event.text)
         self._last = stream.output()
+        self._drafts = draft_counts(self._llm.speculation()) - before
         self._output_tokens += len(self._last.outputs[0].token_ids)
         self._print_figures(self._last)
         if parts:
@@ -191,6 +196,7 @@ class Chat:
                 output.timings,
                 prompt_tokens=len(output.prompt_token_ids),
                 output_tokens=len(sample.token_ids),
+                drafts=self._drafts,
             )
             stopped = " · stopped" if sample.finish_reason is FinishReason.ABORT else ""
             error_console.print(line + stopped, style="dim")

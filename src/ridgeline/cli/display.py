@@ -4,6 +4,7 @@ import os
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ridgeline.core.request import FinishReason, RequestOutput, RequestTimings
+from ridgeline.core.speculation_figures import SpeculationFigures
 from ridgeline.roofline.live import RooflineReport
 from ridgeline.roofline.predict import is_known
 
@@ -159,15 +161,27 @@ def progress_lines() -> ProgressCallback:
     return update
 
 
-def timing_line(timings: RequestTimings, *, prompt_tokens: int, output_tokens: int) -> str:
-    """One line: tokens, time to the first one, time per token after it, and tokens per second."""
+def timing_line(
+    timings: RequestTimings, *, prompt_tokens: int, output_tokens: int, drafts: Counter[str]
+) -> str:
+    """One line: tokens, time to the first one, time per token after it, tokens per second, and what
+    was drafted (`draft_counts`)."""
     parts = [f"{prompt_tokens} + {output_tokens} tokens"]
     if timings.ttft_s is not None:
         parts.append(f"TTFT {timings.ttft_s * 1e3:.1f} ms")
     if timings.tpot_s:
         parts.append(f"TPOT {timings.tpot_s * 1e3:.2f} ms")
         parts.append(f"{1 / timings.tpot_s:.1f} tok/s")
+    if drafted := drafts["drafted"]:
+        parts.append(f"{drafts['accepted']} of {drafted} drafted tokens accepted")
     return " · ".join(parts)
+
+
+def draft_counts(figures: SpeculationFigures | None) -> Counter[str]:
+    """Tokens that were drafted and accepted until now, of which differences can be taken."""
+    if figures is None:
+        return Counter()
+    return Counter(drafted=figures.num_drafted, accepted=figures.num_accepted)
 
 
 def full_context_line(output: RequestOutput, max_tokens: int | None) -> str | None:

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.cli.display import (
+    draft_counts,
     error_console,
     full_context_line,
     loading_bar,
@@ -98,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
                 output = _complete(llm, prompt, params, beams, arguments)
             except NoTokenError as error:
                 output, *_ = error.outputs  # of beams, all of a step's
-        report = llm.roofline()
+        report, drafts = llm.roofline(), draft_counts(llm.speculation())
         if arguments.json:
             print(json.dumps(to_json(llm.name, output) | {"roofline": asdict(report)}))
         elif beams is not None or _num_drawn(arguments, params) > 1:
@@ -107,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_logprobs(output, llm.tokenizer)
     if not arguments.json:
         error_console.print(llm.summary.line, style="dim", markup=False, soft_wrap=True)
-        _print_timing(output)
+        _print_timing(output, drafts)
         error_console.print(roofline_line(report), style="dim", markup=False, soft_wrap=True)
     max_tokens = params.max_tokens if beams is None else beams.max_tokens
     if (warning := full_context_line(output, max_tokens)) is not None:
@@ -185,12 +187,13 @@ def _ids(sample: CompletionOutput) -> str:
     return ",".join(map(str, sample.token_ids))
 
 
-def _print_timing(output: RequestOutput) -> None:
+def _print_timing(output: RequestOutput, drafts: Counter[str]) -> None:
     if output.timings is not None:
         line = timing_line(
             output.timings,
             prompt_tokens=len(output.prompt_token_ids),
             output_tokens=sum(len(sample.token_ids) for sample in output.outputs),
+            drafts=drafts,
         )
         error_console.print(line, style="dim", soft_wrap=True)
 

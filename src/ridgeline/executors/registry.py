@@ -98,12 +98,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
     _check_formats(models, config, traits)
     _check_streaming(config, traits)
     _check_shared_kv(models, config, traits)
-    if config.launcher != "local" and config.workers == 0:
-        raise SettingsError(
-            "launcher ray starts workers and replicas, and ranks with tensor_parallel_size or "
-            "expert_parallel_size alone share one machine: set `workers`, and "
-            "pipeline_parallel_size to one more."
-        )
+    _check_launcher(config)
     if config.num_ranks == 1 and config.workers == 0:
         return traits.create(models, config)
     _check_parts(config, traits)
@@ -144,6 +139,29 @@ def _check_formats(models: Models, config: EngineConfig, traits: ExecutorTraits)
                 "75 of 100 places. Measure it with `ridgeline eval`, or leave kv_cache_dtype out.",
                 kv.name, model.spec.model_type,
             )  # fmt: skip
+
+
+def _check_launcher(config: EngineConfig) -> None:
+    """
+    Raises:
+        SettingsError: there is nothing on other machines that Ray could start.
+    """
+    if config.launcher == "local" or config.workers > 0:
+        return
+    one_machine = {
+        "split_feed_forward": config.split_feed_forward,
+        "context_parallel_size": config.context_parallel_size > 1,
+    }
+    if name := _first_set(one_machine):
+        raise SettingsError(
+            f"launcher ray starts workers and replicas, and the processes of {name} share one "
+            "machine: leave one of both out."
+        )
+    raise SettingsError(
+        "launcher ray starts workers and replicas, and ranks with tensor_parallel_size or "
+        "expert_parallel_size alone share one machine: set `workers`, and "
+        "pipeline_parallel_size to one more."
+    )
 
 
 def _check_parts(config: EngineConfig, traits: ExecutorTraits) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from ridgeline.core import wire
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import EngineError
+from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.server.config import ServerConfig
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,10 @@ class ReplicaProcess:
         process.stdin.write(struct.pack("<I", len(data)) + data)
         line = (await process.stdout.readline()).decode().strip()
         if not line.startswith("http"):
-            raise EngineError(line or "A replica's process ended as it started.")
+            error = EngineError(line or "A replica's process ended as it started.")
+            if await process.wait() == SettingsError.exit_code:
+                error.exit_code = SettingsError.exit_code
+            raise error
         if self.keeps_port:
             port = int(line.rpartition(":")[2])
             self.settings.server = replace(self.settings.server, port=port)

@@ -9,7 +9,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -30,7 +30,7 @@ from ridgeline.server.context import Server
 from ridgeline.server.continuation import router_token
 from ridgeline.server.first_request import run_first_request
 from ridgeline.server.http import http_protocol
-from ridgeline.server.jobs.folder import open_data_folder
+from ridgeline.server.jobs.folder import open_data_folder, open_existing_folder
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.jobs.quotas import Quotas
 from ridgeline.server.jobs.upload import MAX_UPLOAD_BYTES
@@ -89,27 +89,31 @@ async def _serve(
     is_shared = any(getattr(engine_config, name) for name in SHARED_TIERS)
     if is_shared and engine_config.encryption_key_file != config.encryption_key_file:
         raise SettingsError("encryption_key_file must be that of the data folder in both settings.")
-    with (
-        open_listener(config) as listener,
-        closing(open_data_folder(config, listener.getsockname()[1])) as database,
-    ):
+    with open_listener(config) as listener, ExitStack() as opened:
+        port = listener.getsockname()[1]
+        if (database := open_existing_folder(config, port)) is not None:
+            opened.enter_context(closing(database))
         engines = (
             AsyncEngine(engine_config, progress=progress)
             if plan is None
             else ModelPool(plan.config)
         )
         encoder: AsyncEngine | None = None
-        jobs = Jobs(database, Quotas.of(config))
+
+        def jobs() -> Jobs:
+            folder = database or opened.enter_context(closing(open_data_folder(config, port)))
+            return Jobs(folder, Quotas.of(config))
+
         try:
             if isinstance(engines, AsyncEngine):
                 await engines.start()
                 encoder = await _start_encoder(config)
                 settings = changed_settings(engine_config)
-                server = Server(engines, config, jobs, settings, encoder)
+                server = Server(engines, config, jobs(), settings, encoder)
             else:
                 assert plan is not None
                 await engines.start(plan.models, progress=progress)
-                server = Server.of_pool(engines, config, jobs)
+                server = Server.of_pool(engines, config, jobs())
             if server.guard is not None:
                 await server.guard.start()
             if config.log_requests:

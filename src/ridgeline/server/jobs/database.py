@@ -99,7 +99,8 @@ class Database:
         self._offset_s = time.time() - since_boot_s()
         self._is_open = True
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for each in reversed((folder, *folder.parents)):
+                each.mkdir(mode=0o700, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -24,6 +24,22 @@ def open_data_folder(config: ServerConfig, port: int) -> Database:
     return Database(Path(config.data_dir or default_folder(port)), encryption)
 
 
+def open_existing_folder(config: ServerConfig, port: int) -> Database | None:
+    """The same if there is one: a start that is refused leaves none behind.
+
+    Raises:
+        DiskError: it would be where no folder can be made.
+    """
+    folder = Path(config.data_dir or default_folder(port))
+    if folder.exists():
+        return open_data_folder(config, port)
+    Encryption.from_file(config.encryption_key_file)
+    parent = next(each for each in folder.absolute().parents if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise DiskError(f"The data folder {folder} cannot be used: {parent} cannot be written.")
+    return None
+
+
 def default_folder(port: int) -> Path:
     """Where data lies without ``--data-dir``: servers of one user differ by their ports.
 

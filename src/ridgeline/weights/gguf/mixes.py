@@ -18,19 +18,6 @@ _SMALL_BLOCK_ELEMENTS = 32
 _FLOATS = ("F32", "F16", "BF16")
 
 
-def tensor_format(
-    name: str,
-    shape: tuple[int, ...],
-    file_type: str,
-    spec: ModelSpec,
-    *,
-    with_importance: bool = False,
-) -> str:
-    """The format of tensor ``name``: what the mix says, or what its rows are whole blocks of."""
-    mixed = mixed_format(name, shape, file_type, spec, with_importance=with_importance)
-    return fitting_format(mixed, shape[-1])
-
-
 def fitting_format(mixed: str, columns: int) -> str:
     """The format of a mix, or what stands for it where ``columns`` are no whole blocks."""
     if mixed in _FLOATS:
