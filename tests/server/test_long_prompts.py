@@ -8,8 +8,11 @@ import time
 
 import pytest
 
+from ridgeline.server import endpoint
+from ridgeline.server.conversation import call_input
 from ridgeline.server.jobs.lines import BatchLine, LinePlace, run_line
 from ridgeline.server.keys import Caller
+from ridgeline.server.routes import chat, messages, responses
 from ridgeline.text import Tokenizer
 
 LONG = "a" * 500_000
@@ -152,3 +155,40 @@ def test_a_stream_goes_on_beside_a_prompt_of_two_megabytes(http, served, path):
 
     assert _largest_gap_s(http, large) < 1.5
     assert statuses == [200]
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("/v1/chat/completions", chat),
+        ("/v1/messages/count_tokens", messages),
+        ("/v1/responses/input_tokens", responses),
+    ],
+)
+def test_a_long_body_is_read_beside_the_event_loop(http, monkeypatch, path, module):
+    """120,000 earlier calls held it up for 0.9 s."""
+    threads = []
+
+    def noted(function):
+        def call(*arguments):
+            threads.append(threading.current_thread().name)
+            return function(*arguments)
+
+        return call
+
+    name = "conversation_of" if module is chat else "_conversation"
+    monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    monkeypatch.setattr(endpoint, "decode_request", noted(endpoint.decode_request))
+    key = "input" if module is responses else "messages"
+    for size, beside in ((10, False), (100_000, True)):
+        body = {key: [{"role": "user", "content": "a" * size}]}
+        http.post(path, json=body | ({"max_tokens": 1} if module is chat else {}))
+        assert len(threads) == 2
+        assert all(each.startswith("ridgeline-") == beside for each in threads), threads
+        threads.clear()
+
+
+def test_arguments_that_are_longer_than_any_context_stay_text():
+    for length, kind in ((1 << 10, dict), (1 << 21, str)):
+        text = json.dumps({"a": "b" * length})
+        assert isinstance(call_input(None, "f", text)["function"]["arguments"], kind)

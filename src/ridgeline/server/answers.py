@@ -334,13 +334,17 @@ async def prompt_of(call: Call, conversation: ChatInput) -> str:
     server = call.server
     source = server.template_source
     tools = conversation.told_tools
-    messages = with_template_ids(conversation.messages, source)
     knows_tools = server.template_knows_tools
-    if not knows_tools and (tools or "tool_calls" not in source):
-        messages = explain_tools(messages, tools)
+
+    def messages() -> list[dict[str, Any]]:
+        found = with_template_ids(conversation.messages, source)
+        if knows_tools or not (tools or "tool_calls" not in source):
+            return found
+        return explain_tools(found, tools)
+
     return await render(
         server,
-        messages,
+        await call.read(messages),
         param=call.prompt_field,
         tools=[tool.as_template_input() for tool in tools] if tools and knows_tools else None,
         documents=conversation.documents,

@@ -43,6 +43,7 @@ T = TypeVar("T")
 _TEXT_THREADS = 2
 SHUTTING_DOWN = "The server is shutting down."
 _LONG_TEXT_CHARS = 1 << 18
+_LONG_BODY_BYTES = 1 << 16
 
 
 class Server:
@@ -346,6 +347,7 @@ class Call:
     prompt_field: str = "prompt"
     outcome: str = "ok"
     problem: str = ""
+    body_bytes: int = 0
     ignored_fields: list[str] = field(default_factory=list)
     ttft_s: float | None = None
     published_s: float | None = None
@@ -389,6 +391,12 @@ class Call:
             limits.admitted(self.caller, num_outputs=num_outputs, output_tokens=num_outputs * most)
         )
         return self.admission
+
+    async def read(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What a function makes of the body, in a thread if that is long."""
+        if self.body_bytes <= _LONG_BODY_BYTES:
+            return function(*arguments)
+        return await self.server.in_thread(function, *arguments, num_chars=self.body_bytes)
 
     def publish(self) -> None:
         """Note that there is text that a user sees, if it is the first."""

@@ -10,6 +10,7 @@ from ridgeline.server.errors import bad_request
 
 Choice = Literal["auto", "none", "required"]
 
+_MOST_ARGUMENT_CHARS = 1 << 20
 TOLD_PARSER = "hermes"  # which reads what models are told to write by the instructions
 _INSTRUCTIONS = (
     "You may call functions. Each is described by a JSON object on a line of its own:\n{tools}\n"
@@ -167,8 +168,9 @@ def text_of(content: Any) -> str:
 
 
 def call_input(call_id: str | None, name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
-    """An earlier call as templates read it: arguments are an object if they can be."""
-    if isinstance(arguments, str):
+    """An earlier call as templates read it: arguments are an object if they can be, and are not
+    longer than any context."""
+    if isinstance(arguments, str) and len(arguments) <= _MOST_ARGUMENT_CHARS:
         try:
             parsed = json.loads(arguments or "{}")
         except (ValueError, RecursionError):

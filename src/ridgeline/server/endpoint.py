@@ -172,10 +172,12 @@ class Endpoint:
             body = call.routed.take_state(body)
             if call.routed.state is not None and not self._operation.is_continued:
                 raise ApiError(400, "Streams of this route do not go on elsewhere.")
+        call.body_bytes = len(body)
         if self._decoder is None and not body.strip():
             return []
         unknown_fields = self._server.config.unknown_fields
-        value, ignored = decode_request(self._decoder or _NO_FIELDS, body, unknown_fields)
+        decoder = self._decoder or _NO_FIELDS
+        value, ignored = await call.read(decode_request, decoder, body, unknown_fields)
         call.ignored_fields += ignored
         return [] if self._decoder is None else [value]
 

@@ -142,6 +142,7 @@ async def run_line(server: Server, caller: Caller, place: LinePlace, line: Batch
             caller=caller,
             is_batch=True,
             prompt_field=operation.prompt_field,
+            body_bytes=len(line.body),
         )
         try:
             reply = await _reply(operation, call, bytes(line.body))
@@ -181,7 +182,8 @@ def _wait_s(error: Exception) -> float:
 
 
 async def _reply(operation: Operation, call: Call, body: bytes) -> Reply:
-    request, _ = decode_request(_BODIES[operation.path], body, call.server.config.unknown_fields)
+    unknown_fields = call.server.config.unknown_fields
+    request, _ = await call.read(decode_request, _BODIES[operation.path], body, unknown_fields)
     if getattr(request, "stream", None):
         raise bad_request("A batch does not stream.", "stream")
     choice = contextlib.nullcontext() if call.server.pool is None else of_model(call, request)

@@ -11,7 +11,7 @@ from ridgeline.server.ids import new_id
 from ridgeline.server.named_prefixes import NamedPrefix
 from ridgeline.server.prompts import tokenize
 from ridgeline.server.replies import Reply, encode
-from ridgeline.server.routes.chat import message_input, tool_specs
+from ridgeline.server.routes.chat import message_inputs, tool_specs
 from ridgeline.server.routes.plain import text_of
 from ridgeline.server.schemas.caches import (
     CacheCard,
@@ -49,7 +49,7 @@ async def create_cache(call: Call, request: CacheRequest) -> Reply:
             cache_salt=salt,
             salt=salt_of(tenant, salt),
             prompt=request.prompt,
-            messages=[message_input(m, f"messages[{i}]") for i, m in enumerate(messages)],
+            messages=message_inputs(messages),
             tools=tool_specs(request.tools),
             variables=request.chat_template_kwargs or {},
             token_ids=ids,

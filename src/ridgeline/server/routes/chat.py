@@ -1,6 +1,6 @@
 """``/v1/chat/completions``."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ridgeline.core.request import CompletionChunk, PromptReport
@@ -61,7 +61,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
     answer = await prepare_answer(
         call,
         request,
-        conversation_of(request),
+        await call.read(conversation_of, request),
         max_tokens=max_tokens,
         limit_name=limit_name(request),
         add_special_tokens=bool(request.add_special_tokens),
@@ -87,7 +87,7 @@ def conversation_of(request: ChatRequest) -> ChatInput:
     add_prompt = request.add_generation_prompt
     continues = bool(request.continue_final_message)
     return ChatInput(
-        messages=[message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)],
+        messages=message_inputs(request.messages),
         tools=tool_specs(request.tools),
         choice=choice,
         allowed=allowed,
@@ -118,8 +118,12 @@ def tool_specs(tools: list[Tool] | None) -> tuple[ToolSpec, ...]:
     )
 
 
-def message_input(message: ChatMessage, where: str) -> dict[str, Any]:
-    """A message as templates take it."""
+def message_inputs(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as templates take them."""
+    return [_message_input(each, f"messages[{i}]") for i, each in enumerate(messages)]
+
+
+def _message_input(message: ChatMessage, where: str) -> dict[str, Any]:
     result: dict[str, Any] = {"role": message.role}
     content = message.content
     if isinstance(content, list):

@@ -20,7 +20,7 @@ from ridgeline.server.generation import Job, generate, retraction_of
 from ridgeline.server.logprobs import token_text
 from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.response_cache import ReplayedChunk
-from ridgeline.server.routes.chat import message_input
+from ridgeline.server.routes.chat import message_inputs
 from ridgeline.server.routes.completions import prepare_completion
 from ridgeline.server.schemas.completions import CompletionRequest
 from ridgeline.server.schemas.generation import StructuredOutputsBody
@@ -92,7 +92,7 @@ async def slots(call: Call) -> Reply:
 async def apply_template(call: Call, request: ApplyTemplateRequest) -> Reply:
     """The prompt of a conversation."""
     call.server.check_model(request.model, call.caller)
-    turns = [message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
+    turns = await call.read(message_inputs, request.messages)
     return Reply(body={"prompt": await prompt_of(call, ChatInput(messages=turns))})
 
 

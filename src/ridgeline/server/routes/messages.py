@@ -85,7 +85,7 @@ async def messages(call: Call, request: MessagesRequest) -> Reply | EventStream:
     answer = await prepare_answer(
         call,
         request,
-        _conversation(request),
+        await call.read(_conversation, request),
         max_tokens=request.max_tokens,
         limit_name=None,
         format_schema=format_schema,
@@ -100,7 +100,7 @@ async def messages(call: Call, request: MessagesRequest) -> Reply | EventStream:
 async def count_tokens(call: Call, request: CountTokensRequest) -> Reply:
     """The length of the prompt that a message would have."""
     call.server.check_model(request.model, call.caller)
-    prompt = await prompt_of(call, _conversation(request))
+    prompt = await prompt_of(call, await call.read(_conversation, request))
     (ids,) = await tokenize(call.server, prompt, add_special_tokens=False, param=call.prompt_field)
     return Reply(body=CountTokensResponse(input_tokens=len(ids)))
 

@@ -60,7 +60,7 @@ async def ollama_chat(call: Call, request: OllamaChatRequest) -> Reply | EventSt
         tools=request.tools,
         **_settings(request),
     )
-    answer = await _prepared(call, request, chat, conversation_of(chat))
+    answer = await _prepared(call, request, chat, await call.read(conversation_of, chat))
     return await _Run(call, request, answer, _chat_line).answer()
 
 
@@ -80,7 +80,7 @@ async def ollama_generate(call: Call, request: OllamaGenerateRequest) -> Reply |
         system = [] if request.system is None else [_text("system", request.system)]
         messages = [*system, _text("user", request.prompt)]
         chat = ChatRequest(model=model, messages=messages, **_settings(request))
-        answer = await _prepared(call, request, chat, conversation_of(chat))
+        answer = await _prepared(call, request, chat, await call.read(conversation_of, chat))
         return await _Run(call, request, answer, _generate_line).answer()
     if request.think is not None:
         raise bad_request("think has no place in a raw prompt or before a gap.", "think")

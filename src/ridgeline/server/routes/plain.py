@@ -14,7 +14,7 @@ from ridgeline.server.logprobs import token_text
 from ridgeline.server.pool.pool import ModelPool, PooledModel
 from ridgeline.server.prompts import check_in_vocabulary
 from ridgeline.server.replies import Reply
-from ridgeline.server.routes.chat import message_input, tool_specs
+from ridgeline.server.routes.chat import message_inputs, tool_specs
 from ridgeline.server.routes.paging import page_ends, page_limit
 from ridgeline.server.schemas.plain import (
     MODELS_QUERY,
@@ -153,7 +153,7 @@ async def text_of(call: Call, request: TextFields) -> tuple[str, bool]:
     text, specials = request.prompt, True
     if request.messages is not None:
         specials, call.prompt_field = False, "messages"
-        turns = [message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
+        turns = await call.read(message_inputs, request.messages)
         text = await prompt_of(
             call,
             ChatInput(

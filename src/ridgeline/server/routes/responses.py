@@ -54,7 +54,7 @@ async def responses(call: Call, request: ResponsesRequest) -> Reply | EventStrea
     answer = await prepare_answer(
         call,
         request,
-        _conversation(request, earlier),
+        await call.read(_conversation, request, earlier),
         max_tokens=request.max_output_tokens,
         limit_name="max_output_tokens",
         format_schema=_format_schema(request),
@@ -95,7 +95,8 @@ async def count_input_tokens(call: Call, request: ResponsesRequest) -> Reply:
     """The length of the prompt that a response would have."""
     call.server.check_model(request.model, call.caller)
     _check(request, keeps=call.server.config.keep_responses_s is not None)
-    prompt = await prompt_of(call, _conversation(request, await _earlier(call, request)))
+    conversation = await call.read(_conversation, request, await _earlier(call, request))
+    prompt = await prompt_of(call, conversation)
     (ids,) = await tokenize(call.server, prompt, add_special_tokens=False, param=call.prompt_field)
     return Reply(body={"object": "response.input_tokens", "input_tokens": len(ids)})
 
