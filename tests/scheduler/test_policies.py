@@ -13,6 +13,7 @@ from ridgeline.core.request import FinishReason
 from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.scheduler import LinearPredictor
+from ridgeline.scheduler.policies import FairShare
 from ridgeline.scheduler.sequence import Sequence
 
 
@@ -138,6 +139,21 @@ def test_tenants_do_not_pile_up_in_memory():
     simulation = Simulation(scheduling_policy="fair")
     simulation.run([make_request(n, n * 0.05, tenant=f"tenant {n}", output=3) for n in range(3000)])
     assert len(simulation.scheduler._policy._counters) < 1500
+
+
+def test_a_tenant_that_was_forgotten_has_the_rank_that_it_would_come_back_with():
+    """It may run on, and so be asked who gives way."""
+    policy, scheduler = FairShare(), Simulation(scheduling_policy="fair").scheduler
+    waiting, *others = (
+        scheduler.add(make_request(n, 0.0, tenant=f"tenant {n}", output=3))[0] for n in range(1100)
+    )
+    policy.entered(waiting)
+    policy.charge_input(waiting, 100)
+    for each in others:
+        policy.entered(each)
+        policy.left(each)
+    assert len(policy._counters) < 1100
+    assert {policy.lane_rank(each.lane) for each in (waiting, *others)} == {(100.0,)}
 
 
 def test_priority_under_saturation():

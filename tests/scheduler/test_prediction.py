@@ -1,7 +1,6 @@
 """What is predicted of a sequence, from the steps and the outputs that were seen."""
 
 import math
-from contextlib import nullcontext
 
 import pytest
 from tests.scheduler.simulation import Simulation, make_request
@@ -30,6 +29,13 @@ def test_an_output_is_expected_to_be_as_long_as_others_within_its_limit(output, 
         predictor.observe_output(20)
     expected_s = (num_tokens - 1) * 0.01
     assert predictor.remaining_s(new_sequence(output=output)) == pytest.approx(expected_s)
+
+
+def test_before_a_step_was_seen_a_segment_takes_what_the_price_says_and_the_rest_is_unknown():
+    predictor = CorrectedPredictor(LinearPredictor(pass_s=9.0, token_s=2.0, pair_s=1.0))
+    assert not predictor.is_calibrated
+    assert predictor.segment_s(2, 3) == 2 * 2 + (4 + 5)
+    assert predictor.fixed_s == predictor.remaining_s(new_sequence()) == 0
 
 
 def test_a_replayed_plan_counts_as_its_steps():
@@ -93,24 +99,21 @@ def test_a_curve_is_linear_between_its_points_and_beyond_them():
     assert predictor.seconds(StepPlan(step_id=0, passes=passes)) == 2 * (4.5 + 6 * 0.5 + 12 * 0.25)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "seconds", "context_s", "is_curve"),
-    [
-        ((1, 2), (1.0, 1.0), 0.0, True),
-        ((1,), (1.0,), 0.0, False),
-        ((1, 2), (1.0, 1.0, 2.0), 0.0, False),
-        ((2, 3), (1.0, 1.0), 0.0, False),
-        ((1, 2, 2), (1.0, 1.0, 1.0), 0.0, False),
-        ((1, 2), (0.0, 1.0), 0.0, False),
-        ((1, 2), (1.0, math.inf), 0.0, False),
-        ((1, 2, 3), (1.0, 3.0, 2.0), 0.0, False),
-        ((1, 2), (1.0, 1.0), -1.0, False),
-    ],
-)
-def test_a_curve_begins_at_one_token_and_never_takes_no_time(tokens, seconds, context_s, is_curve):
-    refused = pytest.raises(ValueError, match="needs two steps")
-    with nullcontext() if is_curve else refused:
-        StepCurve(tokens=tokens, seconds=seconds, context_s=context_s)
+def test_a_curve_begins_at_one_token_and_never_takes_no_time():
+    StepCurve(tokens=(1, 2), seconds=(1.0, 1.0), context_s=0.0)
+    for tokens, seconds, context_s in (
+        ((1,), (1.0,), 0.0),
+        ((1, 2), (1.0, 1.0, 2.0), 0.0),
+        ((2, 3), (1.0, 1.0), 0.0),
+        ((1, 2, 2), (1.0, 1.0, 1.0), 0.0),
+        ((1, 2), (0.0, 1.0), 0.0),
+        ((1, 2), (1.0, math.inf), 0.0),
+        ((1, 2, 3), (1.0, 3.0, 2.0), 0.0),
+        ((1, 2), (1.0, 1.0), -1.0),
+        ((1, 2), (1.0, 1.0), math.inf),
+    ):
+        with pytest.raises(ValueError, match="needs two steps"):
+            StepCurve(tokens=tokens, seconds=seconds, context_s=context_s)
 
 
 def test_a_curve_of_a_linear_predictor_says_the_same_of_decodes():

@@ -254,6 +254,21 @@ def test_what_cannot_fit_is_refused_with_the_numbers():
     assert sequence.num_output_tokens == 1
 
 
+def test_a_scheduler_is_full_once_as_many_run_as_may():
+    scheduler, executor = make(max_num_seqs=2), FakeExecutor()
+    seen = []
+    for number in range(4):
+        scheduler.add(request(number, range(3), max_tokens=4 + number))
+    run(
+        scheduler,
+        executor,
+        each_step=lambda: seen.append((scheduler.num_running, scheduler.is_full)),
+    )
+    assert {is_full for count, is_full in seen if count < 2} == {False}
+    assert {is_full for count, is_full in seen if count == 2} == {True}
+    assert scheduler.num_tier_blocks == (0, 0)
+
+
 def test_arrival_order_is_kept():
     scheduler, executor = make(max_num_seqs=1), FakeExecutor()
     groups = [scheduler.add(request(i, range(5), max_tokens=2)) for i in range(4)]

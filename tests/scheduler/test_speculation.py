@@ -104,7 +104,15 @@ class Resting(Oracle):
         return super().propose(slot, max_tokens) if self._drafts else Draft()
 
 
-def make(drafter, *, max_tokens=4, draft_blocks=None, clock=time.monotonic, **changes) -> Scheduler:
+def make(
+    drafter,
+    *,
+    max_tokens=4,
+    draft_blocks=None,
+    only_chains=False,
+    clock=time.monotonic,
+    **changes,
+) -> Scheduler:
     settings = {**CONFIG, **changes}
     settings.setdefault("windows", (None,) * len(settings["num_blocks"]))
     draft_model = None
@@ -119,7 +127,9 @@ def make(drafter, *, max_tokens=4, draft_blocks=None, clock=time.monotonic, **ch
                 kv_ttl_s=settings.get("kv_ttl_s"),
             )
         )
-    speculation = Speculation(drafter=drafter, max_tokens=max_tokens, draft_model=draft_model)
+    speculation = Speculation(
+        drafter=drafter, max_tokens=max_tokens, draft_model=draft_model, only_chains=only_chains
+    )
     return Scheduler(SchedulerConfig(**settings), speculation, clock=clock)
 
 
@@ -264,6 +274,20 @@ def test_trees_are_counted_by_depth():
     figures = scheduler.speculation.figures()
     assert (figures.drafted_at, figures.accepted_at) == ((6, 5), (5, 5))
     assert (figures.num_drafts, sequence.drafts.num_drafts) == (6, 6)
+
+
+@pytest.mark.parametrize("draft_blocks", [None, 40])
+@pytest.mark.parametrize("only_chains", [False, True])
+def test_trees_are_cut_to_chains_where_these_alone_can_be_verified(draft_blocks, only_chains):
+    drafter = Trees(random.Random(0), model=draft_blocks is not None)
+    scheduler = make(drafter, draft_blocks=draft_blocks, only_chains=only_chains)
+    executor = FakeExecutor()
+    (sequence,) = scheduler.add(request(0, range(6), max_tokens=30))
+    run(scheduler, executor)
+    assert sequence.output_token_ids == expected_output(sequence.request, 0, 64)
+    segments = [segment for plan in executor.plans for segment in plan.passes[-1].segments]
+    assert any(segment.num_drafts for segment in segments)
+    assert any(segment.parents for segment in segments) is not only_chains
 
 
 class Wrong(Oracle):

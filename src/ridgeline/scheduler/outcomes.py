@@ -131,8 +131,7 @@ def _end_without_token(sequence: Sequence, segment: Segment) -> _End | None:
     """Why a sequence ends that got no token: none was possible, or none was wanted."""
     if segment.outputs.sample:
         return FinishReason.ERROR, None
-    is_prompt = segment.stop - segment.num_drafts == sequence.num_prompt_tokens
-    if is_prompt and not sequence.request.generates:
+    if segment.stop == sequence.num_prompt_tokens and not sequence.request.generates:
         return FinishReason.LENGTH, None
     return None
 

@@ -132,13 +132,12 @@ class FairShare(FirstComeFirstServed):
         return 0, request.tenant
 
     def lane_rank(self, lane: Lane) -> Rank:
-        return (self._counters.get(lane, 0.0),)
+        return (self._served(lane),)
 
     def entered(self, sequence: Sequence) -> None:
         lane = sequence.lane
         if not self._waiting[lane]:
-            floor = self._floor(lane[0])
-            self._counters[lane] = max(self._counters.get(lane, floor), floor)
+            self._counters[lane] = max(self._served(lane), self._floor(lane[0]))
         self._waiting[lane] += 1
         if lane[0] not in self._least_served:
             self._least_served[lane[0]] = GrowingRanks(self.lane_rank, self._waiting)
@@ -187,10 +186,11 @@ class FairShare(FirstComeFirstServed):
             yield latest
 
     def _charge(self, lane: Lane, cost: float) -> None:
+        self._counters[lane] = self._served(lane) + cost / self._weights.get(lane[1], 1.0)
+
+    def _served(self, lane: Lane) -> float:
         served = self._counters.get(lane)
-        if served is None:  # forgotten since it waited last
-            served = self._floor(lane[0])
-        self._counters[lane] = served + cost / self._weights.get(lane[1], 1.0)
+        return self._floor(lane[0]) if served is None else served  # forgotten since it waited last
 
     def _floor(self, priority: int) -> float:
         heap = self._least_served.get(priority)

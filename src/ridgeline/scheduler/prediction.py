@@ -126,7 +126,8 @@ class CorrectedPredictor:
 
     def __init__(self, predictor: StepTimePredictor) -> None:
         self._predictor = predictor
-        self._scale: float | None = None
+        self.is_calibrated = False  # whether a step was observed
+        self._scale = 1.0
         self._unobserved_s = _OBSERVE_EVERY_S
         self._fixed_s = 0.0  # of a step, beyond what the target's segments add; before scaling
         self._step_s = 0.0
@@ -152,32 +153,28 @@ class CorrectedPredictor:
         )
         self._fixed_s = max(0.0, predicted / target.num_steps - parts)
         ratio = measured_s / predicted
-        self._scale = ratio if self._scale is None else _mean(self._scale, ratio)
+        self._scale = _mean(self._scale, ratio) if self.is_calibrated else ratio
+        self.is_calibrated = True
 
     def observe_output(self, num_tokens: int) -> None:
         """Learn from the length of an output that has ended."""
         self._output_tokens = _mean(self._output_tokens, num_tokens)
 
     @property
-    def is_calibrated(self) -> bool:
-        """Whether a step was observed."""
-        return self._scale is not None
-
-    @property
     def fixed_s(self) -> float:
         """Predicted seconds of a step before anything is in it."""
-        return self._fixed_s * (self._scale or 1.0)
+        return self._fixed_s * self._scale
 
     def segment_s(self, num_tokens: int, context: int) -> float:
         """Predicted seconds that a segment adds."""
-        return self._predictor.segment_seconds(num_tokens, context) * (self._scale or 1.0)
+        return self._predictor.segment_seconds(num_tokens, context) * self._scale
 
     def remaining_s(self, sequence: Sequence) -> float:
         """Predicted seconds until the sequence is finished, if it ran from now on; 0 if unknown.
 
         It is expected to be as long as outputs have been, within its own limit.
         """
-        if self._scale is None:
+        if not self.is_calibrated:
             return 0.0
         params = sequence.request.params
         tokens = min(params.max_tokens or math.inf, self._output_tokens)

@@ -42,6 +42,6 @@ class Replay:
 
     @property
     def num_steps(self) -> int:
-        if not self._seconds or self._step_s is None:
+        if not self._seconds or not self._step_s:
             return 1
-        return max(1, int(min(MAX_REPLAY_STEPS, self._seconds / max(self._step_s, 1e-9))))
+        return max(1, int(min(MAX_REPLAY_STEPS, self._seconds / self._step_s)))
