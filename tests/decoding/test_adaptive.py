@@ -307,6 +307,30 @@ def test_choices_are_reported():
     assert choices.expected_tok_s == pytest.approx(1 / 1.02, rel=0.3)
 
 
+@pytest.mark.parametrize(("text", "longest"), [([1, 2, 3], 0), ([1, 2, 3, 1, 2], 1)])
+def test_no_more_is_chosen_than_was_found(text, longest):
+    """All that is found is right, and pays."""
+
+    class Found(NgramDrafter):
+        def propose(self, slot, max_tokens):
+            return super().propose(slot, min(1, max_tokens))
+
+    price = Price(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(Found(), price, max_tokens=3, has_model=False)
+    drafter.start(0, text)
+    drafter.begin_step({0: 100})
+    for step in [plan_of([0])] * (1 + PLAIN_STEPS):
+        drafter.observe(step, price.seconds(step))
+    for _ in range(40):
+        drafter.begin_step({0: 100})
+        count = len(drafter.propose(0, 3).token_ids)
+        drafter.observe(plan_of([count]), price.seconds(plan_of([count])))
+        drafter.verified(0, draft_of(count), range(count))
+    assert max(drafter.choices().steps_by_length) == longest
+    tokens, step_s = (1, 1.02) if not longest else (2, 1.04)
+    assert drafter.choices().expected_tok_s == pytest.approx(tokens / step_s, rel=0.1)
+
+
 def test_the_length_does_not_flutter():
     price = Price(token_s=0.02, draft_s=0.1)
     _, lengths = simulate(price, [0.8] * 6, steps=600)

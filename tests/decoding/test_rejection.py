@@ -10,7 +10,7 @@ from ridgeline.core.philox import NoiseStream
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, process_logits, rejection
 from ridgeline.decoding.rejection import accepts, propose, residual, verify_by_rejection
-from ridgeline.decoding.sampling import softmax
+from ridgeline.decoding.sampling import NothingToSampleError, softmax
 
 DRAWS = 200_000
 VOCAB = 9
@@ -132,6 +132,20 @@ def test_equal_distributions_accept_everything():
     tokens, accepted = right(first, first, draw(first, generator), generator)
     assert accepted.all()
     assert (first[0][tokens] > 0).all()
+
+
+def test_where_no_token_is_possible_none_is_drafted_nor_drawn():
+    params, known = SamplingParams(temperature=1.0), History(token_ids=[1], num_prompt_tokens=1)
+    drawn = {"seed": 0, "sample_index": 0}
+    for nothing in (np.full(4, -np.inf), np.full(4, np.nan)):
+        with pytest.raises(NothingToSampleError):
+            propose(nothing, params, known, **drawn)
+        for possible in (0, 1):  # rows of the target before that, in which the draft is certain
+            rows = [np.log(np.eye(4)[2] + 1e-30)] * possible + [nothing]
+            with pytest.raises(NothingToSampleError):
+                verify_by_rejection(
+                    [2] * possible, [None] * possible, rows.__getitem__, position=1, **drawn
+                )
 
 
 def redrawn_deviation(num_seeds=3000):

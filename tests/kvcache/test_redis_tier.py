@@ -48,11 +48,15 @@ def test_what_one_puts_another_finds(redis_server):
     assert second.is_unsure(entries[0].header.key)
     assert not second.may_have(entries[0].header.key)
     assert found(second, *range(9)) == {each.header.key: each for each in entries}
-    assert found(second, 10) == {}
-    assert not second.is_unsure(keys_of(10)[0])
+    second.look(keys_of(10))
+    assert not second.is_unsure(keys_of(10)[0]) and not second.may_have(keys_of(10)[0])
     assert second.touch_all(keys_of(1, 10, 3)) == set(keys_of(1, 3))
     other = RedisTier(redis_server.url, namespace="another")
     assert found(other, *range(9)) == {}
+    redis_server.client().flushall()
+    assert second.may_have(keys_of(0)[0])  # for a while
+    assert second.get_all(keys_of(0)) == {}
+    assert not second.may_have(keys_of(0)[0])
 
 
 def test_entries_come_in_rounds_of_about_so_many_bytes(redis_server, monkeypatch):
@@ -235,11 +239,15 @@ def test_a_full_server_is_read_and_no_longer_written():
 def test_a_silent_server_costs_its_bound_once(redis_server):
     tier = tier_of(redis_server)
     tier.put_all([make_entry(0)])
+    client = redis_server.client()
+    connections = client.info("stats")["total_connections_received"]
     redis_server.pause()
     started_s = time.monotonic()
     for _ in range(20):
         assert tier.get_all(keys_of(0)) == {}
     assert time.monotonic() - started_s < 1
+    redis_server.resume()
+    assert client.info("stats")["total_connections_received"] == connections  # nor tried again
     assert not tier.may_have(keys_of(0)[0])
     assert not tier.is_unsure(keys_of(0)[0])
 

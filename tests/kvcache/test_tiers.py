@@ -155,7 +155,14 @@ def test_the_disk_tier_survives_a_restart(tmp_path):
     half = next(tmp_path.glob("*/")) / "half.tmp"
     half.write_bytes(b"cut short")
     os.utime(half, (1.0, 1.0))
+    other = tmp_path / "other"
+    DiskTier(other, 10**6).put(make_entry(7))
+    (theirs,) = other.iterdir()
+    (tmp_path / "linked").symlink_to(theirs)  # neither is it followed, nor is what leads nowhere
+    half.with_name(f"{make_entry(8).header.key.hex()}.kv").symlink_to("nowhere")
     again = DiskTier(tmp_path, 10**6)
+    assert again.usage().num_entries == 4
+    assert again.get(make_entry(8).header.key) is None
     assert again.usage().num_bytes == size
     assert all(again.get(make_entry(number).header.key) for number in range(3))
     assert not list(tmp_path.glob("*/*.tmp"))

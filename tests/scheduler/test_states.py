@@ -84,6 +84,18 @@ def test_samples_of_one_prompt_compute_it_once():
     assert sum(plan.num_tokens for plan in executor.plans) == 30 + 2 * 2 + 3 * 5
 
 
+def test_as_many_run_as_there_are_states():
+    scheduler, executor = pair(num_states=2, max_num_batched_tokens=64)
+    sequences = [
+        scheduler.add(request(number, range(number, 9), max_tokens=6))[0] for number in range(3)
+    ]
+    seen = set()
+    run(scheduler, executor, each_step=lambda: seen.add(scheduler.num_running))
+    assert seen == {0, 1, 2}
+    for sequence in sequences:
+        assert sequence.output_token_ids == expected_output(sequence.request, 0, 64)
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
 @pytest.mark.parametrize("drive", [run, run_ahead])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 
 from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -45,3 +46,4 @@ def test_each_request_is_answered_in_turn_until_the_last():
         problems.append(json.loads(data[4 : 4 + size])["problem"])
         data = data[4 + size :]
     assert [bool(each) for each in problems] == [False, True, False]
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)

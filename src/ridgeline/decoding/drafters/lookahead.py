@@ -110,7 +110,7 @@ class LookaheadDrafter(Drafter):
         if has_window:
             first = -1
             for column, token in enumerate(state.rows[0]):
-                first = node = nodes.place(first, token) if column else -1
+                first = node = nodes.place(first, token) if column else first
                 for row in state.rows[1:]:
                     node = nodes.place(node, row[column])
                 state.ends.append(node)
