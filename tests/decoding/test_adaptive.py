@@ -39,6 +39,15 @@ def test_what_one_sequence_shows_is_expected_of_the_others():
     assert gains[1] == pytest.approx(np.cumprod(other.rates()))
 
 
+def test_no_draft_gains_more_than_a_token_though_a_tree_takes_the_second_node_more_often():
+    everyone = Acceptance(2)
+    one = Acceptance(2, everyone)
+    for _ in range(50):
+        one.observe(2, [1])
+    (gains,) = expected_gains([one], everyone)
+    assert gains[0] < 0.2 and gains[1] == gains[0]  # not more, given the one before
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_choice_is_the_best_of_all(seed):
     rng = np.random.default_rng(seed)

@@ -141,8 +141,23 @@ def test_a_window_is_a_tree_that_fits(seed):
     drafter.finish(0)
 
 
+@pytest.mark.parametrize(("most", "n"), [(1, 3), (6, 3), (11, 3), (12, 4), (16, 4), (33, 4)])
+def test_a_window_has_as_many_columns_as_half_of_the_drafts_hold(most, n):
+    """A column takes a token for each row, of which there are n - 1; the first lacks one."""
+    drafter = LookaheadDrafter(most)
+    drafter.start(0, list(range(100)))
+    window = len(drafter.propose(0, most).token_ids)
+    if most > 2:
+        assert window <= most // 2 < window + n - 1
+    assert (window + 1) % (n - 1) == 0
+
+
 def test_the_memory_of_outputs_is_bounded():
     drafter, rng = SuffixDrafter(max_tokens=1000), random.Random(0)
+    drafter.start(0, [], "one that says little")
+    drafter.extend(0, [1, 2])  # after which nothing was said
+    drafter.finish(0)
+    assert drafter.num_remembered == 0
     for number in range(300):
         drafter.start(0, [], f"tenant {number % 7}")
         drafter.extend(0, [rng.randrange(50) for _ in range(rng.randrange(80))])

@@ -50,6 +50,12 @@ def test_stages_equal_transformers(params, processors, seed):
     np.testing.assert_allclose(ours, expected[0] - expected[0].max(), rtol=1e-9)  # up to a constant
 
 
+def test_a_min_p_of_one_leaves_the_best_alone():
+    logits = np.array([0.0, 2.0, 1.999, -1.0])
+    kept = process_logits(logits, SamplingParams(min_p=1.0), HISTORY)
+    assert np.flatnonzero(np.isfinite(kept)).tolist() == [1]
+
+
 def test_presence_and_frequency_count_only_the_output():
     logits = np.zeros(VOCAB)
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)

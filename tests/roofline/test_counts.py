@@ -1,6 +1,7 @@
 """Accounted bytes and FLOPs against independent counts, over families, types and batches."""
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from ridgeline.core.ops import (
     MLP,
     Attend,
     Embed,
+    GatedDelta,
     GatherContext,
     GatherLogits,
     GatherRanges,
@@ -23,10 +25,13 @@ from ridgeline.core.ops import (
     GatherTokens,
     Head,
     KeepFeatures,
+    LayerEmbed,
     MoE,
     OutProject,
     QKVProject,
     ReadFeatures,
+    SelectiveScan,
+    ShortConv,
 )
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
@@ -190,6 +195,34 @@ def test_what_an_op_moves_is_what_it_reads_and_writes():
                 elements += op.width if isinstance(op, KeepFeatures | ReadFeatures) else 0
                 moved = op_work(op, batch, model).activation_bytes
                 assert moved == pytest.approx(3 * elements * model.activation_bytes), op
+
+
+def test_products_are_twice_the_elements_of_the_matrices_that_a_token_meets():
+    """But for attention, which `tests/roofline/test_attention.py` counts, and the head."""
+    batch = decode_batch(3, 40)
+    for spec, ops in models_of_all_kinds():
+        model = PricedModel(spec=spec, ops=tuple(ops))
+        for op in ops:
+            matrices = [
+                weight.shape
+                for weight in op_weights(op)
+                if len(weight.shape) > 1 and "bias" not in weight.name  # of experts, a row for each
+            ]
+            match op:
+                case LayerEmbed():
+                    elements = prod(op.projection.shape)
+                case ShortConv() | GatedDelta() | SelectiveScan():
+                    elements = op.product_elements
+                case MoE():  # of the stacks those that it chooses, or the share of them here
+                    met = op.routing.top_k * op.up.shape[0] / op.router.shape[0]
+                    elements = sum(
+                        prod(shape[-2:]) * (met if len(shape) == 3 else 1) for shape in matrices
+                    )
+                case MLP() | QKVProject() | OutProject():
+                    elements = sum(map(prod, matrices))
+                case _:
+                    continue
+            assert op_work(op, batch, model).flops == pytest.approx(2 * 3 * elements), op
 
 
 def test_replay_is_the_sum_of_its_steps():

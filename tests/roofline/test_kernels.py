@@ -60,6 +60,12 @@ def test_no_token_is_padding(form):
     assert kernel.computed(32) == 2 * kernel.computed(16) == 32
 
 
+def test_without_groups_a_step_is_as_long_as_in_groups_of_64():
+    grouped = replace(INT8, group_size=64)
+    assert TILES.of(INT8, tokens=32) == TILES.of(grouped, tokens=32)
+    assert VECTORS.of(INT8, tokens=8).product == VECTORS.of(grouped, tokens=8).product
+
+
 def test_factors_are_counted_where_there_are_some():
     """Not where a scale is long: that of a group of a checkpoint in float32 has as many bits."""
     plain = number_format("int4-g128")

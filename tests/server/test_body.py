@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from ridgeline.server import body as bodies
-from ridgeline.server.body import MAX_CONTAINERS, MAX_DEPTH, decode_body, decode_request
+from ridgeline.server.body import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    declared_length,
+    decode_body,
+    decode_request,
+)
 from ridgeline.server.errors import ApiError
 from ridgeline.server.schemas.chat import ChatRequest
 
@@ -30,6 +36,15 @@ def depth_of(value):
         return 0
     inner = value.values() if isinstance(value, dict) else value
     return 1 + max(map(depth_of, inner), default=0)
+
+
+def test_a_declared_length_is_a_number_within_the_limit():
+    assert declared_length({}, 10) is None
+    assert [declared_length({b"content-length": text}, 10) for text in (b"0", b"10")] == [0, 10]
+    for text, status in ((b"11", 413), (b"-1", 400), (b"ten", 400), (b"1" * 19, 400), (b"", 400)):
+        with pytest.raises(ApiError) as refused:
+            declared_length({b"content-length": text}, 10)
+        assert refused.value.status == status
 
 
 def test_depth_is_that_of_the_decoded_value(monkeypatch):
@@ -119,6 +134,8 @@ def test_an_error_names_the_field_at_fault():
         ({"messages": [{}]}, "messages[0].role", "missing_field", "this field is required."),
         ({"messages": [message], "max_tokens": "4"}, "max_tokens", None, "max_tokens: expected"),
         ({"messages": [message | {"x": 1}]}, "messages[0].x", "unknown_field", "not known"),
+        ({"messages": [message], "bad_words": 1}, "bad_words", "unknown_field", "a logit_bias of"),
+        ({"messages": [message | {"bad_words": 1}]}, "messages[0].bad_words", "unknown_field", ""),
         ([], None, None, "The body: expected"),
     ):
         with pytest.raises(ApiError) as refused:

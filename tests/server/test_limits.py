@@ -272,6 +272,16 @@ def test_output_tokens_are_reserved_and_what_was_not_made_is_given_back():
         pass
 
 
+def test_a_key_without_limits_reserves_nothing_of_its_tenants_others():
+    limits = Limits(9)
+    limited = Caller(tenant="a", limits=KeyLimits(output_tokens_per_minute=100))
+    with (
+        limits.admitted(Caller(tenant="a"), output_tokens=1000),
+        limits.admitted(limited, output_tokens=100),
+    ):
+        pass
+
+
 def test_a_request_for_more_than_a_minutes_output_takes_all_of_it():
     limits, caller = limits_of(output_tokens_per_minute=100)
     with limits.admitted(caller, output_tokens=100_000) as reservation:

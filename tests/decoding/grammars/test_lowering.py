@@ -2,6 +2,7 @@
 and they have no keyword that llguidance lacks."""
 
 import itertools
+from functools import partial
 
 import jsonschema
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.decoding.grammars.test_lowered_schemas import CASES
 
 from ridgeline.decoding.grammars.patterns import matches_name
+from ridgeline.decoding.grammars.schema_document import SchemaDocument
 from ridgeline.decoding.grammars.schemas import lowered_schema
 
 LOWERED = {"not", "if", "then", "else", "oneOf", "contains", "uniqueItems", "propertyNames"}
@@ -123,6 +125,24 @@ def test_numbers_of_properties_are_those_of_the_schema(
     schema |= {name: value for name, value in limits.items() if value is not None}
     is_valid, is_allowed = is_valid_by(schema), is_valid_by(lowered_schema(schema))
     assert [each for each in VALUES if is_allowed(each) != is_valid(each)] == []
+
+
+def test_optional_properties_are_not_left_to_llguidance_to_count():
+    closed = {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False}
+    for bound in ({"minProperties": 1}, {"maxProperties": 1}):
+        assert not keywords_of(lowered_schema(closed | bound)) & bound.keys()
+        needed = closed | bound | {"required": ["a", "b"]}
+        assert bound.keys() <= keywords_of(lowered_schema(needed))
+
+
+def test_schemas_are_disjoint_where_no_value_has_the_types_or_the_values_of_both():
+    disjoint = partial(SchemaDocument({}).disjoint, context=True)
+    assert disjoint({"type": "string"}, {"type": "integer"})
+    assert disjoint({"type": "string"}, {"enum": [1, 2]})
+    assert disjoint({"enum": [1, 2]}, {"enum": [3]})
+    assert not disjoint({"type": "number"}, {"type": "integer"})
+    assert not disjoint({"enum": [1, 2]}, {"enum": [2, 3]})
+    assert not disjoint({"type": "string"}, True)
 
 
 @pytest.mark.parametrize("wanted", [{}, {"type": "string"}, {"description": "x"}, {"format": "x"}])
