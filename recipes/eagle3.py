@@ -7,37 +7,29 @@ drafts. It has the most frequent tokens of these texts, and the model's embeddin
 Shapes: T positions, D hidden, W = 3·D features, R rows of the drafter's head, H heads, d width.
 """
 
-import argparse
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recipes.embedded import corpus
-from ridgeline import LLM, SamplingParams
-from ridgeline.compress.batches import WindowStream
-from ridgeline.compress.optimizer import OptimizerConfig
-from ridgeline.compress.pretrain import (
-    LossFunction,
-    Schedule,
-    TrainingConfig,
-    autocast,
-    fast_dtype,
-    train,
+from recipes.drafting import (
+    Guesser,
+    Guesses,
+    guessing_loss,
+    parse_options,
+    say_agreement,
+    training_config,
+    training_streams,
 )
+from ridgeline.compress.pretrain import train
 from ridgeline.compress.trainable import TrainableLlama, load_exported
-from ridgeline.text import Tokenizer
 from ridgeline.weights import locate_model
 
 FEATURE_LAYERS = (1, 3, 5)  # of 5
-DECAY = 0.8  # of the weight of each guess of a token further away
 
 
 class Drafter(nn.Module):
@@ -140,47 +132,6 @@ class Drafter(nn.Module):
         return turned
 
 
-def corpus_windows(tokenizer: Tokenizer, *, num_documents: int, length: int) -> WindowStream:
-    """Windows of what the embedded model was trained on, but for tests."""
-    documents, _ = corpus.split(corpus.collect(corpus.library_folder()))
-    texts = [document.text for document in documents if document.kind != "tests"]
-    chosen = np.random.default_rng(0).permutation(len(texts))[:num_documents]
-    ids = np.concatenate([tokenizer.encode(texts[place]) for place in chosen])
-    return WindowStream(ids=ids, length_tokens=length, seed=0)
-
-
-def continued(llm: LLM, windows: WindowStream, *, num_texts: int) -> WindowStream:
-    """What the embedded model says at a temperature of 1 after the first quarter of windows."""
-    length = windows.length_tokens
-    prompts = [windows.window(number)[: length // 4].tolist() for number in range(num_texts)]
-    params = [
-        SamplingParams(temperature=1.0, seed=n, max_tokens=length - length // 4, ignore_eos=True)
-        for n in range(num_texts)
-    ]
-    said = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
-    ids = [token for texts in zip(prompts, said, strict=True) for text in texts for token in text]
-    return WindowStream(ids=np.array([*ids, 0]), length_tokens=length, seed=1)
-
-
-def training_streams(
-    folder: Path, *, num_documents: int, num_texts: int, length: int
-) -> tuple[WindowStream, WindowStream]:
-    """The corpus, and what the model goes on with; kept in ``folder``."""
-    file = folder / f"texts-{num_documents}-{num_texts}-{length}.npz"
-    if not file.exists():
-        with LLM(max_model_len=length + 8) as llm:
-            assert llm.tokenizer is not None
-            windows = corpus_windows(llm.tokenizer, num_documents=num_documents, length=length)
-            said = continued(llm, windows, num_texts=num_texts)
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez(file, corpus=windows.ids, said=said.ids)
-    arrays = np.load(file)
-    return (
-        WindowStream(ids=arrays["corpus"], length_tokens=length, seed=0),
-        WindowStream(ids=arrays["said"], length_tokens=length, seed=1),
-    )
-
-
 def features_of(target: TrainableLlama, token_ids_BT: Tensor) -> tuple[Tensor, Tensor]:
     """What a drafter reads, ``[B, T, W]``, and the target's logits ``[B, T, V]``."""
     kept: list[Tensor] = []
@@ -195,81 +146,18 @@ def features_of(target: TrainableLlama, token_ids_BT: Tensor) -> tuple[Tensor, T
     return torch.cat(kept, -1), logits
 
 
-Guesses = list[tuple[Tensor, Tensor]]
-"""For each distance logits ``[B, T, R]`` and the target's probabilities ``[B, T, R]``."""
-
-
-def guessing_loss(guesses_of: Callable[[Tensor], Guesses]) -> LossFunction:
-    """Cross-entropy with the target's probabilities, those of guesses further away by less.
-
-    Matrix products are in the type that the processor multiplies fastest.
-    """
-
-    def loss(ids_BT: Tensor, _next: Tensor) -> Tensor:
-        with autocast(fast_dtype()):
-            guesses = guesses_of(ids_BT)
-        losses = [
-            -(DECAY**place) * (shares * torch.log_softmax(logits.float(), -1)).sum(-1).mean()
-            for place, (logits, shares) in enumerate(guesses)
-        ]
-        return torch.stack(losses).sum()
-
-    return loss
-
-
-def drafter_guesses(
-    drafter: Drafter, target: TrainableLlama, rows_R: Tensor, depth: int
-) -> Callable[[Tensor], Guesses]:
+def drafter_guesses(drafter: Drafter, target: TrainableLlama, depth: int) -> Guesser:
     """What the drafter guesses of ``depth`` tokens, among those that it has."""
     embedding = target.model.embed_tokens.weight.detach()
 
     def guesses_of(ids_BT: Tensor) -> Guesses:
         features, target_logits = features_of(target, ids_BT)
-        shares = torch.softmax(target_logits.float(), -1)[..., rows_R]
+        shares = torch.softmax(target_logits.float(), -1)
         steps = drafter(embedding[ids_BT[:, 1:]], features[:, :-1], depth)
         wanted = [shares[:, 1 + place :] for place in range(depth)]
         return [(each[:, : w.shape[1]], w) for each, w in zip(steps, wanted, strict=True)]
 
     return guesses_of
-
-
-def training_config(options: argparse.Namespace, *, muon: bool) -> TrainingConfig:
-    """A third of the steps is decay, on what the model says."""
-    decay = options.steps // 3
-    return TrainingConfig(
-        schedule=Schedule(
-            warmup_steps=20, stable_steps=options.steps - decay - 20, decay_steps=decay
-        ),
-        optimizer=OptimizerConfig(
-            matrix_lr=0.01, other_lr=options.rate, dtype=fast_dtype(), muon=muon
-        ),
-        micro_batch_tokens=options.batch * options.tokens,
-        num_micro_batches=1,
-        checkpoint_every=10,
-        log_every=10,
-        compile=False,
-    )
-
-
-def parse_options(description: str | None, **more: int) -> argparse.Namespace:
-    """What both recipes of drafters are told."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("folder", type=Path)
-    defaults = {
-        "documents": 600,
-        "texts": 512,
-        "tokens": 256,
-        "batch": 8,
-        "steps": 600,
-        "threads": 2,
-    }
-    for name, default in (defaults | more).items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    return options
 
 
 def main() -> None:
@@ -285,9 +173,10 @@ def main() -> None:
     layer = target.shape.hf_config(bos_token_id=0, eos_token_ids=[0]) | {"num_hidden_layers": 1}
     drafter = Drafter(layer | {"draft_vocab_size": len(rows_R)})
     drafter.start_from(target, rows_R)
+    guesser = drafter_guesses(drafter, target, options.depth)
     train(
         model=drafter,
-        loss_function=guessing_loss(drafter_guesses(drafter, target, rows_R, options.depth)),
+        loss_function=guessing_loss(guesser, rows_R),
         stable=stable,
         decay=decay,
         config=training_config(options, muon=True),
@@ -302,6 +191,7 @@ def main() -> None:
     (options.folder / "config.json").write_text(json.dumps(config, indent=1))
     tensors = drafter.tensors() | {"d2t": rows_R - torch.arange(len(rows_R))}
     save_file(tensors, options.folder / "model.safetensors")
+    say_agreement({"EAGLE-3": (guesser, rows_R)}, length=options.tokens)
 
 
 if __name__ == "__main__":

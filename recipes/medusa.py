@@ -7,17 +7,18 @@ Shapes: T positions, D hidden, V tokens.
 """
 
 import json
-from collections.abc import Callable
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recipes.eagle3 import (
+from recipes.drafting import (
+    Guesser,
     Guesses,
     guessing_loss,
     parse_options,
+    say_agreement,
     training_config,
     training_streams,
 )
@@ -59,7 +60,7 @@ class Heads(nn.Module):
         }
 
 
-def heads_guesses(heads: Heads, target: TrainableLlama) -> Callable[[Tensor], Guesses]:
+def heads_guesses(heads: Heads, target: TrainableLlama) -> Guesser:
     """What each head guesses."""
 
     def guesses_of(ids_BT: Tensor) -> Guesses:
@@ -82,9 +83,10 @@ def main() -> None:
         run, num_documents=options.documents, num_texts=options.texts, length=options.tokens
     )
     heads = Heads(options.heads, target.model.embed_tokens.weight)
+    guesser = heads_guesses(heads, target)
     train(
         model=heads,
-        loss_function=guessing_loss(heads_guesses(heads, target)),
+        loss_function=guessing_loss(guesser),
         stable=stable,
         decay=decay,
         config=training_config(options, muon=False),
@@ -93,6 +95,7 @@ def main() -> None:
     config = {"medusa_num_heads": options.heads, "medusa_num_layers": 1}
     (options.folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(heads.tensors(), options.folder / "model.safetensors")
+    say_agreement({"Medusa": (guesser, None)}, length=options.tokens)
 
 
 if __name__ == "__main__":
