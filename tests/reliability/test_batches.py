@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,45 @@ def test_a_folder_of_a_version_that_counted_results_when_it_was_asked(tmp_path, 
     assert found["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
     quotas = Quotas(storage_bytes=100)
     assert store.database.run_blocking(lambda db: quotas.room_bytes(db, "t")) == 100 - 1 - 6
+    store.database.close()
+
+
+def test_others_have_the_database_while_the_files_of_a_batch_are_written(tmp_path, monkeypatch):
+    """With 100 MB of results nobody had it for 8 s."""
+    store, listed = Store(tmp_path), threading.Event()
+    write = BatchStore._write_lines
+
+    def waits(*arguments):
+        assert listed.wait(10)
+        write(*arguments)
+
+    async def work():
+        batch = await store.start()
+        lease, _ = await store.batches.claim(batch)
+        await store.batches.move(lease, "in_progress", total=250)
+        rows = [Result(line=line, is_error=False, body=b"%d" % line) for line in range(250)]
+        await store.batches.record(lease, rows)
+        await store.batches.move(lease, "finalizing")
+        ending = asyncio.create_task(store.batches.finish(lease, "completed", []))
+        await asyncio.sleep(0.05)
+        await store.files.list("u", purpose=None, after=None, limit=1, order="desc")
+        listed.set()
+        assert await ending
+        found = await store.batches.get("t", batch)
+        lines = store.files.path(found["output_file_id"]).read_bytes().split()
+        assert lines == [b"%d" % line for line in range(250)]
+        assert not await store.batches.done_lines(batch)
+        # What a crash leaves of a batch that is over goes at the next start.
+        store.database.run_blocking(
+            lambda db: db.execute("INSERT INTO results VALUES (?, 1, 0, x'00')", (batch,))
+        )
+        return batch
+
+    monkeypatch.setattr(BatchStore, "_write_lines", waits)
+    batch = asyncio.run(work())
+    store.database.close()
+    store = Store(tmp_path)
+    assert not asyncio.run(store.batches.done_lines(batch))
     store.database.close()
 
 

@@ -16,7 +16,7 @@ from ridgeline.core.errors import DiskError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.database import IS_OPEN, TERMINAL, Database, place_of, row_dict
-from ridgeline.server.jobs.files import MAX_INPUT_BYTES, FileStore, StoredFile
+from ridgeline.server.jobs.files import MAX_INPUT_BYTES, FileStore, StoredFile, WrittenFile
 
 # From each state, where a batch may go. One that expires, or for whose results there is no room, is
 # finalized first.
@@ -32,6 +32,7 @@ _TIMES = (
 )  # fmt: skip
 MOST_OVER = 10_000  # that a tenant has; those before go
 _PIECE_BYTES = 1 << 20
+_PAGE_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class BatchStore:
     def __init__(self, database: Database, files: FileStore) -> None:
         self._database = database
         self._files = files
+        database.run_blocking(_delete_results_of_others)
 
     async def create(
         self,
@@ -116,16 +118,19 @@ class BatchStore:
         ``prefix``: of its id, and of the file's name. ApiError 413 if there is no room for it.
         """
 
-        def work(db: sqlite3.Connection) -> dict[str, Any]:
+        def check(db: sqlite3.Connection) -> None:
             self._files.quotas.check_open(db, tenant, total)
             self._files.quotas.check_room(db, tenant, len(lines))
-            file = self._files.add_within(
-                db, tenant, f"{prefix}input.jsonl", "batch", lambda writer: writer.write(lines)
-            )
+
+        def work(db: sqlite3.Connection) -> dict[str, Any]:
+            self._files.add_within(db, file, tenant, f"{prefix}input.jsonl", "batch")
+            check(db)
             return self._insert(
                 db, new_id(prefix), tenant, endpoint, file.id, window, window_s, {}, total
             )
 
+        await self._database.run(check)
+        file = await self._files.write(tenant, lambda writer: writer.write(lines))
         return await self._database.run(work)
 
     def _insert(
@@ -318,60 +323,91 @@ class BatchStore:
     async def finish(
         self, lease: Lease, to: str, missing: Sequence[Result], total: int | None = None
     ) -> bool:
-        """Write the output files from the results and end the batch, in one transaction.
+        """Write the output files from the results, and end the batch.
 
         The results themselves are deleted, their counts kept. ``total``: how many lines there are;
         a batch that was cancelled early has not been told. ``missing`` stand in the error file for
         lines that have no result, where there is room for all; for whose results there was none
-        fails. A crash in between leaves files without rows, which are removed at the next start.
+        fails. Results may be many: they are read and deleted in pages, between which others have
+        the database. A crash in between leaves files without rows, or results of a batch that is
+        over; both are removed at the next start.
         """
 
-        def work(db: sqlite3.Connection) -> bool:
-            row = self._row(db, lease.batch)
-            if not _holds(db, lease) or to not in TRANSITIONS.get(row["status"], ()):
-                return False
-            columns: dict[str, Any] = {"result_bytes": 0}
-            if total is not None:
-                columns["total"] = total
-            rest = missing if row["errors"] is None else ()
-            room = self._files.quotas.room_bytes(db, row["tenant"])
-            if sum(len(each.body) + 1 for each in rest) > room:
-                rest, columns["errors"] = (), self._no_room(row, room)
-            for kind, counted, is_error in (
-                ("output", "completed", False),
-                ("error", "failed", True),
-            ):
-                extra = rest if is_error else ()
-                if not extra and not row[counted]:
-                    continue
-                name = f"{lease.batch}_{kind}.jsonl"
-                write = partial(self._write_lines, db, lease.batch, is_error, extra)
-                stored = self._files.add_within(db, row["tenant"], name, "batch_output", write)
-                columns[f"{kind}_file"] = stored.id
-            db.execute("DELETE FROM results WHERE batch = ?", (lease.batch,))
-            end = to if row["errors"] is None else "failed"
-            return move(db, lease.batch, end, **columns)
+        def may_end(db: sqlite3.Connection, row: sqlite3.Row) -> bool:
+            return _holds(db, lease) and to in TRANSITIONS.get(row["status"], ())
 
-        has_ended = await self._database.run(work)
-        if has_ended:
-            with contextlib.suppress(DiskError):  # the next deletion tries again
-                await self._database.erase()
-        return has_ended
+        def look(db: sqlite3.Connection) -> tuple[sqlite3.Row, int] | None:
+            row = self._row(db, lease.batch)
+            room = self._files.quotas.room_bytes(db, row["tenant"])
+            return (row, room) if may_end(db, row) else None
+
+        if (found := await self._database.run(look)) is None:
+            return False
+        row, room = found
+        columns: dict[str, Any] = {"result_bytes": 0}
+        if total is not None:
+            columns["total"] = total
+        rest = missing if row["errors"] is None else ()
+        if sum(len(each.body) + 1 for each in rest) > room:
+            rest, columns["errors"] = (), self._no_room(row, room)
+        written = await self._write_files(row, rest)
+
+        def end(db: sqlite3.Connection) -> bool:
+            if not may_end(db, self._row(db, lease.batch)):
+                for file in written.values():
+                    self._files.discard(file)
+                return False
+            for kind, file in written.items():
+                name = f"{lease.batch}_{kind}.jsonl"
+                self._files.add_within(db, file, row["tenant"], name, "batch_output")
+                columns[f"{kind}_file"] = file.id
+            return move(db, lease.batch, to if row["errors"] is None else "failed", **columns)
+
+        if not await self._database.run(end):
+            return False
+        with contextlib.suppress(DiskError):  # the next start, or deletion, tries again
+            while await self._database.run(lambda db: _delete_results(db, lease.batch)):
+                pass
+            await self._database.erase()
+        return True
+
+    async def _write_files(
+        self, row: sqlite3.Row, missing: Sequence[Result]
+    ) -> dict[str, WrittenFile]:
+        """The files of a batch that ends, by their kind; none without a line."""
+        written: dict[str, WrittenFile] = {}
+        try:
+            if row["completed"]:
+                write = partial(self._write_lines, row["id"], False, ())
+                written["output"] = await self._files.write(row["tenant"], write)
+            if row["failed"] or missing:
+                write = partial(self._write_lines, row["id"], True, missing)
+                written["error"] = await self._files.write(row["tenant"], write)
+        except BaseException:
+            for file in written.values():
+                self._files.discard(file)
+            raise
+        return written
 
     def _write_lines(
-        self,
-        db: sqlite3.Connection,
-        batch_id: str,
-        is_error: bool,
-        extra: Sequence[Result],
-        writer: Writer,
+        self, batch_id: str, is_error: bool, missing: Sequence[Result], writer: Writer
     ) -> None:
+        """Write one of its files, in a thread that is not the database's."""
         unseal = self._database.encryption.unseal
-        query = "SELECT line, body FROM results WHERE batch = ? AND is_error = ? ORDER BY line"
-        for row in db.execute(query, (batch_id, int(is_error))):
-            name = _result_name(batch_id, row["line"])
-            writer.write(unseal(row["body"], name) + b"\n")
-        for result in extra:
+        query = (
+            "SELECT line, body FROM results WHERE batch = ? AND is_error = ? AND line > ?"
+            f" ORDER BY line LIMIT {_PAGE_ROWS}"
+        )
+        line = -1
+
+        def page(db: sqlite3.Connection) -> list[sqlite3.Row]:
+            return db.execute(query, (batch_id, int(is_error), line)).fetchall()
+
+        while rows := self._database.run_blocking(page):
+            for row in rows:
+                line = row["line"]
+                writer.write(unseal(row["body"], _result_name(batch_id, line)) + b"\n")
+        for result in missing:
             writer.write(result.body + b"\n")
 
     def _sealed_errors(self, batch_id: str, tenant: str, errors: Sequence[dict[str, Any]]) -> str:
@@ -425,6 +461,19 @@ class BatchStore:
 
 def _result_name(batch_id: str, line: int) -> str:
     return f"result {batch_id} {line}"
+
+
+def _delete_results_of_others(db: sqlite3.Connection) -> None:
+    """Delete what a crash left of batches that are over."""
+    is_over = f"batch NOT IN (SELECT id FROM batches WHERE {IS_OPEN})"
+    db.execute(f"DELETE FROM results WHERE {is_over}")
+
+
+def _delete_results(db: sqlite3.Connection, batch_id: str) -> bool:
+    """Delete a page of a batch's results; were there any?"""
+    page = f"SELECT rowid FROM results WHERE batch = ? LIMIT {_PAGE_ROWS}"
+    deleted = db.execute(f"DELETE FROM results WHERE rowid IN ({page})", (batch_id,))
+    return deleted.rowcount > 0
 
 
 def move(db: sqlite3.Connection, batch_id: str, to: str, **columns: Any) -> bool:

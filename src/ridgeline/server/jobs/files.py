@@ -1,5 +1,6 @@
 """Uploaded and produced files: a row each, and a file whose name the server made."""
 
+import asyncio
 import contextlib
 import re
 import sqlite3
@@ -55,6 +56,14 @@ class StoredFile:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """A file on disk that has no row yet, and the bytes of its content."""
+
+    id: str
+    bytes: int
+
+
 class FileStore:
     """Files of all tenants; one never sees another's. Without ``quotas`` there may be any number.
 
@@ -90,24 +99,35 @@ class FileStore:
         Raises:
             DiskError: it could not be stored; nothing is left of it.
         """
+        written = await self.write(tenant, write)
         return await self._database.run(
-            lambda db: self.add_within(db, tenant, filename, purpose, write)
+            lambda db: self.add_within(db, written, tenant, filename, purpose)
         )
+
+    async def write(self, tenant: str, write: Callable[[Writer], None]) -> WrittenFile:
+        """Write a file that has no row yet, for `add_within` or `discard`; a start removes those
+        for which neither came. ``write`` runs in a thread; raises as `add`."""
+        file_id = new_id("file-")
+        path, encryption = self.path(file_id), self._database.encryption
+        name = _content_name(tenant, file_id)
+        size = await asyncio.to_thread(write_durably, path, write, encryption, name)
+        return WrittenFile(id=file_id, bytes=size)
 
     def add_within(
         self,
         db: sqlite3.Connection,
+        written: WrittenFile,
         tenant: str,
         filename: str,
         purpose: str,
-        write: Callable[[Writer], None],
     ) -> StoredFile:
-        """The same within a transaction that does more."""
-        file_id = new_id("file-")
-        self._database.on_rollback(self.path(file_id).unlink)
-        path, encryption = self.path(file_id), self._database.encryption
-        size = write_durably(path, write, encryption, _content_name(tenant, file_id))
-        return self._insert(db, file_id, tenant, filename, purpose, size)
+        """Give a file its row, in a transaction with which it goes if that fails."""
+        self._database.on_rollback(lambda: self.discard(written))
+        return self._insert(db, written.id, tenant, filename, purpose, written.bytes)
+
+    def discard(self, written: WrittenFile) -> None:
+        """Remove a file that gets no row."""
+        self.path(written.id).unlink()
 
     async def check_room(self, tenant: str) -> None:
         """That a tenant's files leave room; ApiError 413 if not."""
