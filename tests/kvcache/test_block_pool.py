@@ -100,6 +100,7 @@ def test_ten_thousand_random_operations(seed, counted):
     counted(10_000)
 
 
+@pytest.mark.skipif(not __debug__, reason="what is asserted is left out under -O")
 def test_misuse_is_caught():
     pool = BlockPool(2)
     blocks = pool.allocate(2)
