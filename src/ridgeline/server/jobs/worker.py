@@ -109,7 +109,7 @@ class BatchWorker:
         else:
             code, text = "batch_expired", "The batch expired first."
             to = "expired" if rest else "completed"
-        missing = [unanswered(place, code, text) for place in rest]
+        missing = await asyncio.to_thread(lambda: [unanswered(place, code, text) for place in rest])
         await self._batches.finish(lease, to, missing, total=len(places))
 
     async def _run_lines(
