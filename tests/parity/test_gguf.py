@@ -5,13 +5,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.parity.every_case import CASES as EVERY_CASE
 from tests.parity.gguf_file import write_gguf
+from tests.parity.oracle import _model
 from tests.parity.ours import load, run
 from tests.parity.test_logits import TOLERANCES
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.models import lower
+from ridgeline.models import describe, lower, read_config
 from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
+from ridgeline.weights.gguf.metadata import check_content
+from ridgeline.weights.matching import match_tensors, weight_shapes
 
 CASES = {
     "afmoe-windows": "afmoe",
@@ -97,6 +101,58 @@ def test_gguf(case_id, oracle_of, tmp_path):
     _describe_mutations(path, random.Random(case_id))
 
 
+FOLDED = ("falcon_h1-plain",)  # converters multiply matrices by what the config has
+
+
+def test_a_file_has_all_of_the_model_that_it_was_made_of(tmp_path):
+    """Field by field, which logits need not show, and each tensor in its shape."""
+    cases = {case.id: case for case in EVERY_CASE}
+    for case_id, architecture in CASES.items():
+        folder, path = tmp_path / case_id, tmp_path / f"{case_id}.gguf"
+        _model(cases[case_id]).save_pretrained(folder)
+        write_gguf(folder, path, architecture)
+        with GGUFCheckpoint(path) as file:
+            found = describe_gguf(file)
+            if case_id not in FOLDED:
+                check_content(file, describe(read_config(folder)))
+            shapes = weight_shapes(lower(found.spec))
+            places = match_tensors(file, shapes, found.sources, found.ignored)
+            held = [name for of in places.values() for names in of.values() for name in names]
+            assert sorted(held) == sorted(shapes), case_id
+
+
+def test_keys_that_files_may_leave_out_have_the_values_of_llama_cpp(tmp_path):
+    """As ``src/models`` of llama.cpp, and what published models have."""
+    cases = {case.id: case for case in EVERY_CASE}
+    for case_id, name, value in (
+        ("ernie4_5_moe-plain", "interleave_moe_layer_step", 1),
+        ("granitemoehybrid-dense-rope", "expert_count", 0),
+        ("granite-biases-tied", "attention.scale", 1 / 4),  # of heads of 16
+        ("exaone_moe-windows", "attention.sliding_window_pattern", 4),
+    ):
+        folder, path, key = tmp_path / case_id, tmp_path / "x.gguf", f"{CASES[case_id]}.{name}"
+        _model(cases[case_id]).save_pretrained(folder)
+        write_gguf(folder, path, CASES[case_id])
+        with GGUFCheckpoint(path) as file:
+            without = {name: each for name, each in file.metadata.items() if name != key}
+            found, expected = (
+                describe_gguf(_content(file, metadata)).spec
+                for metadata in (without, {**without, key: value})
+            )
+        assert found == expected, case_id
+
+
+def _content(file, metadata):
+    """The file with other keys."""
+    return SimpleNamespace(
+        metadata=metadata,
+        names=file.names,
+        shape=file.shape,
+        vector=file.vector,
+        format_name=file.format_name,
+    )
+
+
 def _describe_mutations(path, rng):
     """The file's description with keys changed or gone: understood, or one error of ours."""
     with GGUFCheckpoint(path) as file:
@@ -108,14 +164,7 @@ def _describe_mutations(path, rng):
                     metadata.pop(key, None)
                 else:
                     metadata[key] = value
-            content = SimpleNamespace(
-                metadata=metadata,
-                names=file.names,
-                shape=file.shape,
-                vector=file.vector,
-                format_name=file.format_name,
-            )
             try:
-                lower(describe_gguf(content).spec)
+                lower(describe_gguf(_content(file, metadata)).spec)
             except RidgelineError as error:
                 assert "\n" not in str(error)

@@ -14,6 +14,7 @@ from tests.weights.test_gguf_models import CASES, SIZES, assert_equal_weights, l
 
 from ridgeline.core.errors import (
     CorruptFileError,
+    DiskError,
     InvalidRequestError,
     UnsupportedModelError,
 )
@@ -53,6 +54,34 @@ def test_the_file_is_what_llama_cpps_converter_makes(tmp_path: Path, name: str) 
     assert_equal_weights(found, expected)
     np.testing.assert_allclose(logits(found), logits(expected), atol=2e-5, rtol=0)
     assert left_behind(tmp_path) == []
+
+
+def test_parts_go_back_to_the_tensors_that_they_lay_in(tmp_path: Path) -> None:
+    """Experts to tensors of their own, rows to what is fused, and what is transposed stays so."""
+    for name in ("mixtral", "phi3", "gpt2", "gemma3"):
+        write_checkpoint(CASES[name][1], tmp_path / name)
+        convert_to_safetensors(tmp_path / name, tmp_path / f"{name}-again", "float32")
+        before, after = (
+            load_file(folder / "model.safetensors")
+            for folder in (tmp_path / name, tmp_path / f"{name}-again")
+        )
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[tensor], before[tensor]) for tensor in before), name
+
+
+def test_a_pattern_of_windows_is_written_as_it_is(tmp_path: Path) -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    config = CASES["gemma3"][1] | {"num_hidden_layers": 3, "layer_types": kinds}
+    write_checkpoint(config, tmp_path / "model")
+    to_gguf(tmp_path / "model", tmp_path / "x.gguf")
+    field = gguf.GGUFReader(tmp_path / "x.gguf").fields["gemma3.attention.sliding_window_pattern"]
+    assert field.contents() == [False, True, False]
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    write_checkpoint(LLAMA, tmp_path / "model")
+    with pytest.raises(DiskError, match="name too long"):
+        convert_to_safetensors(tmp_path / "model", tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize("name", CASES)

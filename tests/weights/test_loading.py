@@ -228,6 +228,18 @@ def test_shard_names_that_lead_elsewhere(tmp_path: Path, shard: object) -> None:
         Checkpoint(folder)
 
 
+def test_an_index_has_a_map_of_tensors_to_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    for text in ("{}", "[]", '{"weight_map": {}}', '{"weight_map": ["a"]}', '{"weight_map": 1}'):
+        path.write_text(text)
+        with pytest.raises(CorruptFileError, match="has no weight_map"):
+            Checkpoint(tmp_path)
+    for text in ("{", '{"weight_map": {"a": "b", "a": "b"}}', "\xff"):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(CorruptFileError, match="is not valid JSON"):
+            Checkpoint(tmp_path)
+
+
 def test_index_and_shards_that_disagree(tmp_path: Path) -> None:
     write_shards(tmp_path, tensors_for(ops_for(5)))
     path = tmp_path / "model.safetensors.index.json"
