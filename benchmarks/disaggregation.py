@@ -110,7 +110,9 @@ def compare(case: Case, *, requests: int, seeds: int) -> dict[str, float | str |
     shares = []
     for seed in range(seeds):
         arrivals = arrivals_of(case, requests, seed)
-        found = {"off": simulate_fleet(machine, arrivals, POLICIES["price"](), count=case.count)}
+        found = {
+            "off": simulate_fleet(machine, arrivals, POLICIES["least-seconds"](), count=case.count)
+        }
         found["auto"], share = simulate_disaggregated(machine, arrivals, link, count=case.count)
         shares.append(share)
         for split in range(1, case.count):

@@ -52,7 +52,9 @@ def main() -> None:
         spread=0.5,
     )
     machine, began_s = simulated("l4"), time.process_time()
-    found = simulate_fleet(machine, arrivals, POLICIES["price"](), count=arguments.replicas).traffic
+    found = simulate_fleet(
+        machine, arrivals, POLICIES["least-seconds"](), count=arguments.replicas
+    ).traffic
     took_s = time.process_time() - began_s
     ends = b"".join(b"%a" % answer.done_s for answer in found.answers)
     print(

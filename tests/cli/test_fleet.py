@@ -119,8 +119,8 @@ def test_a_fleet_starts_and_is_checked_and_drained_by_its_file(tmp_path, capsys)
         ({"modle": "a"}, "there is no setting 'modle'; did you mean 'model'?"),
         ({"budget": {"max_replica": 2}}, "'budget.max_replica'; did you mean 'max_replicas'?"),
         ({"engine": {"max_num_seq": 2}}, "did you mean 'max_num_seqs'"),
-        ({"router": {"polcy": "price"}}, "did you mean 'policy'"),
-        ({"router": {"policy": "none"}}, "policy must be one of price"),
+        ({"router": {"polcy": "prefix"}}, "did you mean 'policy'"),
+        ({"router": {"policy": "none"}}, "policy must be one of least-seconds"),
         ({"router": {"slo": "chat"}}, "router.slo is written slo"),
         ({"slo": {"attainment": 0.9}}, "slo needs a limit"),
         ({"budget": {"min_replicas": 3, "max_replicas": 2}}, "must not exceed"),
@@ -286,7 +286,7 @@ def test_every_command_names_settings_that_there_are_not(tmp_path, capsys, comma
 
 
 def test_a_plan_names_what_cannot_be_simulated(tmp_path):
-    with pytest.raises(SettingsError, match="must be one of price"):
+    with pytest.raises(SettingsError, match="must be one of least-seconds"):
         plan(
             read_fleet(file_of(tmp_path, PLANNED | {"router": {"policy": "none"}})), num_requests=80
         )
@@ -440,7 +440,7 @@ def test_seconds_of_a_log_are_predicted_by_the_engines_own_price():
     fleet = msgspec.json.decode(state, type=FleetTold)  # as the command reads it
     told = fleet.engines[0]
     found = predicted(fleet, requests)
-    expected = simulate_fleet(MACHINE, arrivals, POLICIES["price"](), count=2).traffic
+    expected = simulate_fleet(MACHINE, arrivals, POLICIES["least-seconds"](), count=2).traffic
     assert found.mean_end_to_end_s == pytest.approx(expected.mean_end_to_end_s, rel=0.05)
     without = msgspec.structs.replace(told, curve=None)
     assert predicted(FleetTold(engines=(without,)), requests) is None

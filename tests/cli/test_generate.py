@@ -339,7 +339,7 @@ def test_collect_env_answers_whatever_is_kept_for_a_level_that_does_not_run(
     monkeypatch.setenv("RIDGELINE_CPU_LEVEL", "none")
     code, out, _ = run(capsys, "collect-env", "--json")
     assert code == 0
-    assert "'none' cannot run here" in json.loads(out)["step_price"]
+    assert "'none' cannot run here" in json.loads(out)["step_seconds"]
 
 
 def test_token_ids_as_prompt(model_folder, capsys):

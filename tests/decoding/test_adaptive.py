@@ -81,7 +81,7 @@ def test_a_draft_that_gains_no_time_is_not_made():
     assert (choices.lengths(0).tolist(), choices.rates_C.tolist()) == ([0], [1.0])
 
 
-class Price:
+class MadeUpSeconds:
     """Verifying one more token costs ``token_s``; a draft pass ``draft_s``; a step at least 1."""
 
     def __init__(self, *, token_s: float, draft_s: float) -> None:
@@ -120,7 +120,7 @@ def draft_of(count):
 
 
 def simulate(
-    price,
+    predictor,
     rates,
     *,
     steps=600,
@@ -133,11 +133,11 @@ def simulate(
 ):
     """Tokens per second against a text that accepts position i with ``rates[i]``.
 
-    Steps with drafts take ``overhead_s`` more for each pass than the price knows of, and those for
-    which the drafter is asked ``asked_s``.
+    Steps with drafts take ``overhead_s`` more for each pass than the predictor knows of, and those
+    for which the drafter is asked ``asked_s``.
     """
     rng = random.Random(seed)
-    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=max_tokens, has_model=has_model)
+    drafter = AdaptiveDrafter(NgramDrafter(), predictor, max_tokens=max_tokens, has_model=has_model)
     for slot in range(slots):
         drafter.start(slot, [1])
     tokens, seconds, lengths, rest = 0, 0.0, [], 0
@@ -149,7 +149,9 @@ def simulate(
             drafted = [drafter.propose(slot, max_tokens).num_model_tokens for slot in range(slots)]
             rest = drafter.rest_steps()
         plan = plan_of(drafted)
-        step_s = price.seconds(plan) + (overhead_s * (1 + max(drafted)) if any(drafted) else 0.0)
+        step_s = predictor.seconds(plan) + (
+            overhead_s * (1 + max(drafted)) if any(drafted) else 0.0
+        )
         step_s += asked_s * is_asked
         drafter.observe(plan, step_s)
         seconds += step_s
@@ -164,9 +166,9 @@ def simulate(
     return tokens / seconds, lengths
 
 
-def fixed(price, rates, length, slots=1):
+def fixed(predictor, rates, length, slots=1):
     gains = 1 + np.cumprod(rates)[:length].sum()
-    cost = 1.0 + price.token_s * slots * (1 + length) + price.draft_s * length
+    cost = 1.0 + predictor.token_s * slots * (1 + length) + predictor.draft_s * length
     return slots * gains / cost
 
 
@@ -174,38 +176,44 @@ def fixed(price, rates, length, slots=1):
 @pytest.mark.parametrize("acceptance", [0.0, 0.4, 0.7, 0.95])
 @pytest.mark.parametrize("token_s", [pytest.param(0.001, marks=SLOW), 0.02, 0.3])
 def test_never_much_slower_than_off_nor_than_the_best_fixed_length(slots, acceptance, token_s):
-    price, rates = Price(token_s=token_s, draft_s=0.1), [acceptance] * 6
+    predictor, rates = MadeUpSeconds(token_s=token_s, draft_s=0.1), [acceptance] * 6
     steps = max(300, 1200 // slots)
     rate = np.mean(
-        [simulate(price, rates, slots=slots, steps=steps, seed=seed)[0] for seed in range(2)]
+        [simulate(predictor, rates, slots=slots, steps=steps, seed=seed)[0] for seed in range(2)]
     )
-    best = max(fixed(price, rates, length, slots) for length in range(7))
-    assert rate > 0.97 * fixed(price, rates, 0, slots)
+    best = max(fixed(predictor, rates, length, slots) for length in range(7))
+    assert rate > 0.97 * fixed(predictor, rates, 0, slots)
     assert rate > 0.94 * best
 
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_what_steps_really_take_counts_whatever_the_price_says(slots):
-    """By the price drafts pay, and in truth the host takes more than they gain."""
-    price, rates = Price(token_s=0.001, draft_s=0.01), [0.9] * 6
-    believed = simulate(price, rates, slots=slots, steps=1500)[0]
-    rate, lengths = simulate(price, rates, slots=slots, steps=1500, overhead_s=0.8)
-    assert believed > 3 * fixed(price, rates, 0, slots)
-    assert rate > 0.97 * fixed(price, rates, 0, slots)
+    """By the predictor drafts pay, and in truth the host takes more than they gain."""
+    predictor, rates = MadeUpSeconds(token_s=0.001, draft_s=0.01), [0.9] * 6
+    believed = simulate(predictor, rates, slots=slots, steps=1500)[0]
+    rate, lengths = simulate(predictor, rates, slots=slots, steps=1500, overhead_s=0.8)
+    assert believed > 3 * fixed(predictor, rates, 0, slots)
+    assert rate > 0.97 * fixed(predictor, rates, 0, slots)
     assert np.mean([sum(each) for each in lengths[100:]]) < 0.2 * slots
 
 
 def test_it_follows_a_text_that_changes():
-    price = Price(token_s=0.02, draft_s=0.1)
-    _, lengths = simulate(price, lambda step: [0.95 if step > 700 else 0.0] * 6, steps=1500)
+    predictor = MadeUpSeconds(token_s=0.02, draft_s=0.1)
+    _, lengths = simulate(predictor, lambda step: [0.95 if step > 700 else 0.0] * 6, steps=1500)
     drafted = [sum(each) for each in lengths]
     assert np.mean(drafted[200:700]) < 0.2
     assert np.mean(drafted[1200:]) > 3
 
 
 def test_it_rests_where_nothing_pays_and_is_asked_where_something_does():
-    hopeless, good = Price(token_s=0.3, draft_s=0.5), Price(token_s=0.02, draft_s=0.1)
-    for price, rates, least, most in ((hopeless, [0.2] * 6, 4, 40), (good, [0.9] * 6, 900, 1000)):
+    hopeless, good = (
+        MadeUpSeconds(token_s=0.3, draft_s=0.5),
+        MadeUpSeconds(token_s=0.02, draft_s=0.1),
+    )
+    for predictor, rates, least, most in (
+        (hopeless, [0.2] * 6, 4, 40),
+        (good, [0.9] * 6, 900, 1000),
+    ):
         asked = 0
 
         class Counting(AdaptiveDrafter):
@@ -216,17 +224,17 @@ def test_it_rests_where_nothing_pays_and_is_asked_where_something_does():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tests.decoding.test_adaptive.AdaptiveDrafter", Counting)
-            simulate(price, rates, steps=1000, asked_s=1.0)
+            simulate(predictor, rates, steps=1000, asked_s=1.0)
         assert least <= asked <= most
 
 
 @pytest.mark.parametrize("slots", [1, 16])
 @pytest.mark.parametrize("asked_s", [0.05, 1.0, 5.0])
 def test_asking_it_loses_no_more_than_the_budget(slots, asked_s):
-    """What waiting for the drafter takes is no part of any price."""
-    price, steps = Price(token_s=0.02, draft_s=0.5), 3000
-    rate = simulate(price, [0.1] * 6, slots=slots, steps=steps, asked_s=asked_s)[0]
-    lost = fixed(price, [0.1] * 6, 0, slots) / rate - 1
+    """What waiting for the drafter takes is in no prediction."""
+    predictor, steps = MadeUpSeconds(token_s=0.02, draft_s=0.5), 3000
+    rate = simulate(predictor, [0.1] * 6, slots=slots, steps=steps, asked_s=asked_s)[0]
+    lost = fixed(predictor, [0.1] * 6, 0, slots) / rate - 1
     assert 0 < lost < SHARE + (CREDIT + 2 + asked_s) / steps
 
 
@@ -234,11 +242,11 @@ def test_asking_it_loses_no_more_than_the_budget(slots, asked_s):
 def test_the_budget_does_not_go_by_a_price_that_nothing_has_borne_out(factor):
     """The first step of a batch of a new size is neither a loss nor a gain."""
 
-    class Wrong(Price):
+    class Wrong(MadeUpSeconds):
         def seconds(self, plan):
             return factor * super().seconds(plan)
 
-    truth = Price(token_s=0.02, draft_s=0.1)
+    truth = MadeUpSeconds(token_s=0.02, draft_s=0.1)
     drafter = AdaptiveDrafter(
         NgramDrafter(), Wrong(token_s=0.02, draft_s=0.1), max_tokens=4, has_model=True
     )
@@ -258,56 +266,56 @@ def test_the_budget_does_not_go_by_a_price_that_nothing_has_borne_out(factor):
 
 def test_steps_that_only_draft_are_a_loss_of_the_step_that_verifies():
     """As under a grammar, which has to see the draft model's tokens first."""
-    price = Price(token_s=0.02, draft_s=0.1)
-    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=4, has_model=True)
+    predictor = MadeUpSeconds(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(NgramDrafter(), predictor, max_tokens=4, has_model=True)
     drafter.start(0, [1])
     drafter.begin_step({0: 100})
     plain = plan_of([0])
     for _ in range(1 + PLAIN_STEPS):
-        drafter.observe(plain, price.seconds(plain))
+        drafter.observe(plain, predictor.seconds(plain))
     only_drafts = StepPlan(step_id=0, passes=plan_of([4]).passes[:1])
     for _ in range(int(CREDIT) + 2):
         drafter.begin_step({0: 100})
         drafter.observe(only_drafts, 1.0)
         drafter.begin_step({0: 100})
-        drafter.observe(plain, price.seconds(plain))
+        drafter.observe(plain, predictor.seconds(plain))
     drafter.begin_step({0: 100})
     assert drafter.rest_steps() > 100
 
 
 def test_chains_of_the_draft_model_are_of_one_length():
     """Those of several lengths would be passes one after the other."""
-    price = Price(token_s=0.02, draft_s=0.1)
-    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=6, has_model=True)
+    predictor = MadeUpSeconds(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(NgramDrafter(), predictor, max_tokens=6, has_model=True)
     for slot in range(4):
         drafter.start(slot, [1])
     drafter.begin_step(dict.fromkeys(range(4), 100))
     for step in [plan_of([0] * 4)] * (1 + PLAIN_STEPS):
-        drafter.observe(step, price.seconds(step))
+        drafter.observe(step, predictor.seconds(step))
     for _ in range(60):
         drafter.begin_step(dict.fromkeys(range(4), 100))
         counts = [drafter.propose(slot, 6).num_model_tokens for slot in range(4)]
         assert len(set(counts) - {0}) <= 1
-        drafter.observe(plan_of(counts), price.seconds(plan_of(counts)))
+        drafter.observe(plan_of(counts), predictor.seconds(plan_of(counts)))
         for slot, (count, right) in enumerate(zip(counts, (1, 2, 4, 6), strict=True)):
             drafter.verified(slot, draft_of(count), range(min(count, right)))
     assert max(counts) >= 4
 
 
 def test_choices_are_reported():
-    price = Price(token_s=0.02, draft_s=0.1)
-    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=3, has_model=True)
+    predictor = MadeUpSeconds(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(NgramDrafter(), predictor, max_tokens=3, has_model=True)
     drafter.start(0, [1])
     assert drafter.choices() == DraftChoices(steps_by_length={}, num_probes=0, expected_tok_s=0.0)
     drafter.begin_step({0: 100})  # after which it sees what steps take without drafts
     assert drafter.rest_steps() > 0
     for step in [plan_of([0])] * (1 + PLAIN_STEPS):
-        drafter.observe(step, price.seconds(step))
+        drafter.observe(step, predictor.seconds(step))
     for _ in range(300):
         drafter.begin_step({0: 100})
         count = drafter.propose(0, 3).num_model_tokens
         step = plan_of([count])
-        drafter.observe(step, price.seconds(step))
+        drafter.observe(step, predictor.seconds(step))
         drafter.verified(0, draft_of(count), ())  # always wrong
     choices = drafter.choices()
     assert sum(choices.steps_by_length.values()) == 300
@@ -324,16 +332,16 @@ def test_no_more_is_chosen_than_was_found(text, longest):
         def propose(self, slot, max_tokens):
             return super().propose(slot, min(1, max_tokens))
 
-    price = Price(token_s=0.02, draft_s=0.1)
-    drafter = AdaptiveDrafter(Found(), price, max_tokens=3, has_model=False)
+    predictor = MadeUpSeconds(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(Found(), predictor, max_tokens=3, has_model=False)
     drafter.start(0, text)
     drafter.begin_step({0: 100})
     for step in [plan_of([0])] * (1 + PLAIN_STEPS):
-        drafter.observe(step, price.seconds(step))
+        drafter.observe(step, predictor.seconds(step))
     for _ in range(40):
         drafter.begin_step({0: 100})
         count = len(drafter.propose(0, 3).token_ids)
-        drafter.observe(plan_of([count]), price.seconds(plan_of([count])))
+        drafter.observe(plan_of([count]), predictor.seconds(plan_of([count])))
         drafter.verified(0, draft_of(count), range(count))
     assert max(drafter.choices().steps_by_length) == longest
     tokens, step_s = (1, 1.02) if not longest else (2, 1.04)
@@ -341,7 +349,7 @@ def test_no_more_is_chosen_than_was_found(text, longest):
 
 
 def test_the_length_does_not_flutter():
-    price = Price(token_s=0.02, draft_s=0.1)
-    _, lengths = simulate(price, [0.8] * 6, steps=600)
+    predictor = MadeUpSeconds(token_s=0.02, draft_s=0.1)
+    _, lengths = simulate(predictor, [0.8] * 6, steps=600)
     changes = sum(a != b for a, b in itertools.pairwise(lengths[100:]))
     assert changes < 100

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from tests.decoding.test_adaptive import Price
+from tests.decoding.test_adaptive import MadeUpSeconds
 
 from ridgeline.core.protocols import Draft
 from ridgeline.core.result import TokenLogprobs
@@ -172,8 +172,8 @@ def test_the_memory_of_outputs_is_bounded():
 
 
 def test_a_deleted_tenants_outputs_serve_nobody():
-    lookup, price = SuffixDrafter(), Price(token_s=1.0, draft_s=1.0)
-    drafter = AdaptiveDrafter(FirstOf([lookup]), price, max_tokens=4, has_model=False)
+    lookup, predictor = SuffixDrafter(), MadeUpSeconds(token_s=1.0, draft_s=1.0)
+    drafter = AdaptiveDrafter(FirstOf([lookup]), predictor, max_tokens=4, has_model=False)
     for tenant, output in (("a", [1, 2, 3]), ("b", [4, 5, 6])):
         drafter.start(0, [9], "shared", tenant=tenant)
         drafter.extend(0, output)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.decoding.test_adaptive import Price, plan_of
+from tests.decoding.test_adaptive import MadeUpSeconds, plan_of
 
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.decoding.drafters.control import PLAIN_EVERY, PLAIN_STEPS, StepCosts
@@ -16,9 +16,9 @@ def _see_plain(costs, plan, seconds):
         costs.observe(plan, seconds, is_plain=True)
 
 
-def test_a_chain_that_was_never_tried_is_not_thought_cheaper_than_its_price():
-    """Lookups that took half their price, say, because the steps before them were disturbed."""
-    costs = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6)
+def test_a_chain_that_was_never_tried_is_not_thought_cheaper_than_predicted():
+    """Lookups that took half of that, say, because the steps before them were disturbed."""
+    costs = StepCosts(MadeUpSeconds(token_s=0.02, draft_s=0.01), max_tokens=6)
     plain, lookup = plan_of([0]), StepPlan(step_id=0, passes=plan_of([2]).passes[-1:])
     _see_plain(costs, plain, 2.0)
     costs.observe(lookup, 0.5, is_plain=False)
@@ -28,15 +28,15 @@ def test_a_chain_that_was_never_tried_is_not_thought_cheaper_than_its_price():
 
 
 def test_steps_of_a_kind_are_priced_once():
-    """A price takes longer than a small model's step."""
-    price = Price(token_s=0.02, draft_s=0.01)
-    costs = StepCosts(price, max_tokens=6)
+    """A prediction takes longer than a small model's step."""
+    predictor = MadeUpSeconds(token_s=0.02, draft_s=0.01)
+    costs = StepCosts(predictor, max_tokens=6)
     for _ in range(100):
         costs.observe(plan_of([0]), 1.1, is_plain=True)
         costs.observe(plan_of([3]), 1.5, is_plain=False)
-    assert price.num_asked <= 4
+    assert predictor.num_asked <= 4
     costs.of(1, 100)
-    assert price.num_asked <= 10
+    assert predictor.num_asked <= 10
 
 
 def test_a_step_costs_what_is_predicted_by_tokens_and_of_the_draft_model_by_sequences():
@@ -49,7 +49,7 @@ def test_a_step_costs_what_is_predicted_by_tokens_and_of_the_draft_model_by_sequ
 
 def test_steps_without_drafts_are_looked_at_now_and_then():
     """So a drafter that rests costs next to nothing, and still sees that steps take longer."""
-    costs, plain = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6), plan_of([0])
+    costs, plain = StepCosts(MadeUpSeconds(token_s=0.02, draft_s=0.01), max_tokens=6), plan_of([0])
     _see_plain(costs, plain, 1.02)
     for _ in range(PLAIN_EVERY - 1):
         costs.observe(plain, 2.04, is_plain=True)
@@ -60,7 +60,7 @@ def test_steps_without_drafts_are_looked_at_now_and_then():
 
 @pytest.mark.parametrize("length", [1, 3, 6])
 def test_what_a_chain_takes_beyond_its_price_is_known_by_its_length(length):
-    costs = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6)
+    costs = StepCosts(MadeUpSeconds(token_s=0.02, draft_s=0.01), max_tokens=6)
     plain, chain = plan_of([0]), plan_of([length])
     _see_plain(costs, plain, 1.02)
     costs.observe(chain, 1.0 + 0.02 * (1 + length) + 0.01 * length + 0.5, is_plain=False)

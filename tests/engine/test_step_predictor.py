@@ -30,7 +30,7 @@ def test_linear_without_a_calibration(model_folder, cache, caplog):
         used, predictor = predictors_of(model_folder)
     assert used == replace(DEFAULT_PREDICTOR, draft_share=0.0)  # there is no draft model
     assert predictor is None
-    assert "priced by a model that is linear" in caplog.text
+    assert "predicted by a model that is linear" in caplog.text
 
 
 def test_the_calibration_of_this_machine(model_folder, cache, caplog):
@@ -46,8 +46,8 @@ def test_the_calibration_of_this_machine(model_folder, cache, caplog):
 def test_collect_env_says_which(cache, capsys, monkeypatch):
     monkeypatch.setattr("ridgeline.executors.default_executor", lambda: "reference")
     main(["collect-env", "--json"])
-    assert json.loads(capsys.readouterr().out)["step_price"].startswith("linear")
+    assert json.loads(capsys.readouterr().out)["step_seconds"].startswith("linear")
     made = calibrate(samples(("gpt2",)), CEILINGS, executor="reference", dense_attention=True)
     save(made, calibration_path("reference"))
     main(["collect-env", "--json"])
-    assert "calibrated for the reference" in json.loads(capsys.readouterr().out)["step_price"]
+    assert "calibrated for the reference" in json.loads(capsys.readouterr().out)["step_seconds"]

@@ -13,7 +13,13 @@ from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.engines import RoutedEngine
 from ridgeline.fleet.handing_over import HandingOver
 from ridgeline.fleet.pairs import pair_seconds, transfer_seconds
-from ridgeline.fleet.policies import LoadColumns, Wanted, placement_seconds
+from ridgeline.fleet.policies import (
+    POLICIES,
+    ByPredictedSeconds,
+    LoadColumns,
+    Wanted,
+    placement_seconds,
+)
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.roles import FleetLoad, Roles, felt_seconds
 from ridgeline.fleet.upstream import UpstreamPool
@@ -123,6 +129,13 @@ def test_what_prompts_take_is_learned_of_those_that_nobody_joined():
 def test_disaggregation_that_cannot_be_is_refused(lacking):
     with pytest.raises(SettingsError, match="disaggregate has no effect without"):
         RouterConfig(engine=("http://a",), disaggregate="auto", **lacking)
+
+
+def test_price_is_still_a_name_of_the_policy_by_seconds():
+    config = RouterConfig(
+        engine=("http://a",), policy="price", disaggregate="auto", router_key_file="key"
+    )
+    assert POLICIES[config.policy] is ByPredictedSeconds
 
 
 def test_with_always_what_no_other_can_go_on_with_goes_where_it_costs_the_least():

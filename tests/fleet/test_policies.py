@@ -41,19 +41,21 @@ def test_a_placement_costs_its_own_seconds_and_those_of_others():
     assert seconds.ttft_s[3] > seconds.ttft_s[1] + 100 * 0.01 / 8
 
 
-def test_by_price_a_cached_prefix_is_worth_its_seconds_and_no_more():
+def test_by_seconds_a_cached_prefix_is_worth_its_seconds_and_no_more():
     free = engine("free")
-    assert first("price", free, engine("holder", cached=900, num_running=1)) == "holder"
+    assert first("least-seconds", free, engine("holder", cached=900, num_running=1)) == "holder"
     crowded = engine("holder", cached=900, num_pending=4, pending_tokens=4000)
-    assert first("price", free, crowded) == "free"
+    assert first("least-seconds", free, crowded) == "free"
     slow = LinearPredictor(pass_s=0.1, token_s=1e-3)
-    assert first("price", engine("slow", linear=slow), engine("fast", num_running=2)) == "fast"
+    assert (
+        first("least-seconds", engine("slow", linear=slow), engine("fast", num_running=2)) == "fast"
+    )
     equal = [engine(name) for name in "abcdef"]
     names, columns = [each.name for each in equal], LoadColumns.of_choices(equal)
     for session in range(20):
         wanted = Wanted(prompt_tokens=9, output_tokens=9, session=b"%d" % session)
         best = names[ByPredictedSeconds().cheapest(wanted, columns, names)]
-        assert best == first("price", *equal, wanted=wanted)
+        assert best == first("least-seconds", *equal, wanted=wanted)
 
 
 def test_the_others():

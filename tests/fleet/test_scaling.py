@@ -41,7 +41,7 @@ def policy(**goal):
 @pytest.mark.parametrize("rate_rps", [20, 30, 34, 45])
 def test_the_light_simulation_says_what_the_scheduler_does(rate_rps):
     arrivals = poisson(rate_rps=rate_rps, num_requests=300, prompt_tokens=900, output_tokens=60)
-    traffic = simulate_fleet(MACHINE, arrivals, POLICIES["price"](), count=1).traffic
+    traffic = simulate_fleet(MACHINE, arrivals, POLICIES["least-seconds"](), count=1).traffic
     seconds = arrivals[-1].arrival_s
     light = attainment([replica()], 300 / seconds, LENGTHS, LIMITS, from_s=0.0, until_s=seconds)
 

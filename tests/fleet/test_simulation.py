@@ -17,7 +17,7 @@ KV_BYTES = 1e9
 MACHINE = SimulatedMachine.of_model(MODEL, CALIBRATION, CONFIG, kv_pool_bytes=KV_BYTES)
 
 
-def run(arrivals, policy="price", count=1):
+def run(arrivals, policy="least-seconds", count=1):
     return simulate_fleet(MACHINE, arrivals, POLICIES[policy](), count=count)
 
 
@@ -60,10 +60,12 @@ def test_several_share_and_give_the_same_bits_again():
     assert found.traffic.mean_end_to_end_s < alone.traffic.mean_end_to_end_s
 
 
-def test_the_price_keeps_prefixes_where_they_are():
-    by_price, in_turn = (run(agents(60), policy, count=3) for policy in ("price", "round-robin"))
-    assert by_price.hit_share > in_turn.hit_share + 0.1
-    assert by_price.traffic.mean_ttft_s < in_turn.traffic.mean_ttft_s
+def test_predicted_seconds_keep_prefixes_where_they_are():
+    by_seconds, in_turn = (
+        run(agents(60), policy, count=3) for policy in ("least-seconds", "round-robin")
+    )
+    assert by_seconds.hit_share > in_turn.hit_share + 0.1
+    assert by_seconds.traffic.mean_ttft_s < in_turn.traffic.mean_ttft_s
 
 
 def test_replicas_are_run_as_if_each_arrival_looked_at_all(monkeypatch):
@@ -106,7 +108,7 @@ def late_tpot_s(traffic):
 
 def test_prompts_are_handed_over_where_that_saves_seconds():
     arrivals = long_prompts(150)
-    alone = simulate_fleet(A100, arrivals, POLICIES["price"](), count=4).traffic
+    alone = simulate_fleet(A100, arrivals, POLICIES["least-seconds"](), count=4).traffic
     found, share = handed_over(arrivals, 1e10)
     assert len(found.traffic.answers) == 150
     assert 0.3 < share < 0.95

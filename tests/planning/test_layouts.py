@@ -70,7 +70,7 @@ def test_ranks_share_the_work_and_spend_the_time_of_their_exchanges():
 
 def test_stages_answer_as_fast_as_the_dearest_lets_them():
     asked = question("llama-3.1-8b", "h100", 2, prompt_tokens=6000, output_tokens=60)
-    found = {each.options: each for each in compare_layouts(asked).prices}
+    found = {each.options: each for each in compare_layouts(asked).predictions}
     spread = spread_model(asked, ParallelLayout(pipeline=2))
     chunks = [prefill_batch(min(2048, 6000 - start), start=start) for start in (0, 2048, 4096)]
     chunks = [replace(c, logit_rows=int(c is chunks[-1])) for c in chunks]
@@ -90,18 +90,18 @@ def test_the_best_layout_meets_the_limits_if_any_does():
     most = compare_layouts(asked)
     assert most.best.options == "-dp 8"
     assert most.fastest.options == "-tp 8"
-    assert most.best.output_tok_s == max(each.output_tok_s for each in most.prices)
+    assert most.best.output_tok_s == max(each.output_tok_s for each in most.predictions)
     quick = compare_layouts(replace(asked, slo=Slo(tpot_s=0.005)))
     assert quick.best.layout.tensor > 1
     assert quick.best.meets_slo and quick.best.tpot_s <= 0.005
-    assert not any(each.meets_slo for each in quick.prices if each.layout.tensor == 1)
+    assert not any(each.meets_slo for each in quick.predictions if each.layout.tensor == 1)
     none = compare_layouts(replace(asked, slo=Slo(tpot_s=1e-6)))
     assert none.best is not None and not none.best.meets_slo
 
 
 def test_ranks_that_share_contexts_send_what_runs_of_kv_came_to():
     asked = question("llama-3.1-8b", "h100", 2, prompt_tokens=8000, output_tokens=200)
-    found = {each.options: each for each in compare_layouts(asked).prices}
+    found = {each.options: each for each in compare_layouts(asked).predictions}
     # Layers, heads, a maximum, a sum and a head's width, and 16 runs of 512 tokens.
     assert found["-cp 2"].sent_bytes == pytest.approx(32 * 32 * (2 + 128) * 4 * 16)
     assert found["-cp 2"].output_tok_s < found["-dp 2"].output_tok_s
@@ -109,10 +109,10 @@ def test_ranks_that_share_contexts_send_what_runs_of_kv_came_to():
 
 def test_a_model_that_one_device_does_not_hold_is_spread():
     found = compare_layouts(question("llama-3.1-70b", "h100", 4))
-    too_small = {each.options for each in found.prices if not each.fits}
+    too_small = {each.options for each in found.predictions if not each.fits}
     assert too_small == {"-dp 4", "-cp 2 -dp 2", "-cp 4"}  # whose ranks have all weights
     assert found.best.layout.num_ranks > 1
-    assert found.prices[-1].to_json()["tpot_s"] is None
+    assert found.predictions[-1].to_json()["tpot_s"] is None
     nowhere = compare_layouts(question("llama-3.1-70b", "l4", 2))
     assert nowhere.best is nowhere.fastest is None
 

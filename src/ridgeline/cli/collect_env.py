@@ -81,7 +81,7 @@ def collect() -> dict[str, Any]:
             name: executor_traits(name).missing() or "runs" for name in executor_names()
         },
         "flash_attention": _flash_attention,
-        "step_price": _step_price,
+        "step_seconds": _step_seconds,
         "model_types": lambda: list(model_types()),
         "parts": list_parts,
     }
@@ -104,7 +104,7 @@ def _flash_attention() -> Any:
     return flash_attention_versions()
 
 
-def _step_price() -> str:
+def _step_seconds() -> str:
     """What the scheduler predicts the seconds of steps with."""
     from ridgeline.executors import default_executor
     from ridgeline.kernels.cpu.library import native_level

@@ -284,7 +284,7 @@ def _print_replayed(report: dict[str, Any]) -> None:
     print_paragraph(console, text, indent=2)
     if report["predicted_seconds"] is None:
         text = "No seconds are predicted: `ridgeline roofline --calibrate -t N`, with the number "
-        text += "of an engine's processors, makes its price."
+        text += "of an engine's processors, makes a prediction."
         print_paragraph(console, text, indent=2)
     rows = [
         (label, *(f"{1e3 * seconds[share]:,.0f}" for share in ("p50", "p90")))

@@ -101,7 +101,7 @@ def _asked(
         raise InvalidRequestError(
             "A plan needs limits: slo.ttft_s, slo.tpot_s or slo.end_to_end_s."
         )
-    if (name := str(file.router_settings.get("policy", "price"))) not in POLICIES:
+    if (name := str(file.router_settings.get("policy", "least-seconds"))) not in POLICIES:
         raise SettingsError(f"router.policy must be one of {', '.join(POLICIES)}.")
     if num_requests < 1:
         raise InvalidRequestError("--requests is at least 1.")

@@ -69,7 +69,7 @@ def add_options(parser: Parser) -> None:
         )
     parser.add_argument(
         "--policy",
-        default="price",
+        default="least-seconds",
         choices=get_args(PolicyName),
         help="how the router of --replicas chooses an engine; default: by predicted seconds",
     )

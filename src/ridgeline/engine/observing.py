@@ -62,7 +62,7 @@ def make_observer(
         calibration = with_link(calibration, link)
     if config.weights_memory_bytes is not None:
         calibration = None  # its steps do not wait for a disk, and are not to be corrected by those
-    _log.info("Steps are priced by a model that is %s.", describe(calibration))
+    _log.info("The seconds of steps are predicted by a model that is %s.", describe(calibration))
     return Observer(
         priced,
         StepPredictor(priced, calibration) if calibration else None,

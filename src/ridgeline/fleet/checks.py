@@ -10,7 +10,7 @@ import msgspec
 
 from ridgeline.bench.serve.http_target import HttpTarget
 from ridgeline.core.errors import NetworkError
-from ridgeline.fleet.policies import POLICIES
+from ridgeline.fleet.policies import ByPredictedSeconds
 from ridgeline.fleet.request_log import LoggedRequest, read_answer
 from ridgeline.fleet.simulation import SimulatedMachine, simulate_fleet
 from ridgeline.planning.traffic import Traffic
@@ -163,4 +163,4 @@ def predicted(
         for each in requests
     ]
     count = sum(each.up for each in state.engines)
-    return simulate_fleet(machine, arrivals, POLICIES["price"](), count=count).traffic
+    return simulate_fleet(machine, arrivals, ByPredictedSeconds(), count=count).traffic

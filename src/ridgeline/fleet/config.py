@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.settings.reading import Needs, Reads, read_settings
-from ridgeline.fleet.policies import PolicyName
+from ridgeline.fleet.policies import POLICIES, ByPredictedSeconds, PolicyName
 from ridgeline.fleet.roles import Disaggregate
 from ridgeline.fleet.scaling import ScalingGoal
 from ridgeline.roofline.slo import parse_slo
@@ -16,7 +16,9 @@ from ridgeline.server.config import Timeout, read_slo
 MOST_REPLICAS = 64
 _SCALED = Needs("max_replicas", lambda config: config.max_replicas is not None)
 _SLO = Needs("slo", lambda config: config.slo is not None)
-_PRICE = Needs("policy=price", lambda config: config.policy == "price")
+_SECONDS = Needs(
+    "policy=least-seconds", lambda config: POLICIES[config.policy] is ByPredictedSeconds
+)
 _KEY = Needs("router_key_file", lambda config: config.router_key_file is not None)
 
 
@@ -27,8 +29,9 @@ class RouterConfig:
     Attributes:
         engine: URL of an engine, http://host:port; given once for each. The first keeps files,
             batches and responses.
-        policy: how an engine is chosen: by predicted seconds (price), by requests in progress
-            (least-loaded), by cached prefix, by session, or in turn (round-robin).
+        policy: how an engine is chosen: by predicted seconds (least-seconds; price is its former
+            name), by requests in progress (least-loaded), by cached prefix, by session, or in turn
+            (round-robin).
         disaggregate: auto lets one engine compute a prompt and another that reads its KV
             (--kv-peers) go on with it, where that saves predicted seconds; always does so wherever
             it can, for comparison.
@@ -65,8 +68,8 @@ class RouterConfig:
     """
 
     engine: tuple[str, ...] = ()
-    policy: PolicyName = "price"
-    disaggregate: Annotated[Disaggregate, _PRICE, _KEY] = "off"
+    policy: PolicyName = "least-seconds"
+    disaggregate: Annotated[Disaggregate, _SECONDS, _KEY] = "off"
     router_key_file: str | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 MOST_TOKENS = 1 << 62
-PolicyName = Literal["price", "least-loaded", "prefix", "session", "round-robin"]
+PolicyName = Literal["least-seconds", "least-loaded", "prefix", "session", "round-robin", "price"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +209,12 @@ class RoundRobin:
 
 
 POLICIES: dict[PolicyName, Callable[[], Policy]] = {
-    "price": ByPredictedSeconds,
+    "least-seconds": ByPredictedSeconds,
     "least-loaded": LeastLoaded,
     "prefix": ByPrefix,
     "session": BySession,
     "round-robin": RoundRobin,
+    "price": ByPredictedSeconds,  # the name of least-seconds before
 }
 
 

@@ -35,7 +35,7 @@ _SPECULATED = 5  # leaders, the default among them, that are tried with speculat
 _COMPARED = ("race", "proof", "steps")  # the stages whose turns hold the default, too
 _RISK = 0.05  # of a choice that misses more than 5 %, at which the race ends
 _ENOUGH_PAIRS = 2
-# What no price predicts: speculation pays where little else runs, and there is a load here.
+# What nothing predicts: speculation pays where little else runs, and there is a load here.
 _UNPREDICTED, _UNPREDICTED_MEAN = 0.25, -0.1
 _WIDEST = 0.4  # of the effect of a format: an error that all formats share cancels
 _LEAST_GAIN = 1.01  # below it a change is not worth a line in a file

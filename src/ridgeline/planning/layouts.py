@@ -153,7 +153,7 @@ class LayoutComparison:
     """Layouts, most output tokens a second first; ``refused`` are options by why they are not
     possible."""
 
-    prices: Sequence[LayoutPrediction]
+    predictions: Sequence[LayoutPrediction]
     refused: Mapping[str, Sequence[str]]
     notes: Sequence[str] = ()
 
@@ -161,7 +161,7 @@ class LayoutComparison:
         """Plain values."""
         best, fastest = self.best, self.fastest
         return {
-            "layouts": [each.to_json() for each in self.prices],
+            "layouts": [each.to_json() for each in self.predictions],
             "best": None if best is None else best.options,
             "fastest_alone": None if fastest is None else fastest.options,
             "refused": {why: list(options) for why, options in self.refused.items()},
@@ -171,12 +171,12 @@ class LayoutComparison:
     @property
     def best(self) -> LayoutPrediction | None:
         """Of the most output tokens a second, of those that meet the limits, or else of all."""
-        return next((each for each in self.prices if each.fits), None)
+        return next((each for each in self.predictions if each.fits), None)
 
     @property
     def fastest(self) -> LayoutPrediction | None:
         """Of the shortest TPOT of a request that is alone."""
-        held = [each for each in self.prices if each.fits]
+        held = [each for each in self.predictions if each.fits]
         return min(held, key=lambda each: each.alone_tpot_s, default=None)
 
 
@@ -192,7 +192,7 @@ def layout_options(layout: ParallelLayout, replicas: int = 1) -> str:
 
 
 def compare_layouts(question: Question, network: Network | None = None) -> LayoutComparison:
-    """Price all layouts that use all devices of the question's machine.
+    """Predict all layouts that use all devices of the question's machine.
 
     Ranks of a stage are in one host; stages may be in several, where the ``network`` is known.
 
@@ -204,17 +204,17 @@ def compare_layouts(question: Question, network: Network | None = None) -> Layou
             f"Prompt and output are {question.longest} tokens together, and the model's context "
             f"is {question.model.spec.max_position}."
         )
-    prices, refused = list[LayoutPrediction](), dict[str, list[str]]()
+    predictions, refused = list[LayoutPrediction](), dict[str, list[str]]()
     for layout in _layouts(question):
         try:
             spread = spread_model(question, layout, network)
         except (SettingsError, InvalidRequestError) as error:
             refused.setdefault(str(error), []).append(layout_options(layout))
             continue
-        prices.append(_price(question, spread))
-    prices.sort(key=lambda each: (not each.fits, not each.meets_slo, -each.output_tok_s))
+        predictions.append(_predicted(question, spread))
+    predictions.sort(key=lambda each: (not each.fits, not each.meets_slo, -each.output_tok_s))
     notes = (*question_notes(question), _GATHERED)
-    return LayoutComparison(prices=prices, refused=refused, notes=notes)
+    return LayoutComparison(predictions=predictions, refused=refused, notes=notes)
 
 
 def _layouts(question: Question) -> Iterator[ParallelLayout]:
@@ -296,7 +296,7 @@ def _without_send(model: PricedModel) -> PricedModel:
     return replace(model, ops=ops)
 
 
-def _price(question: Question, spread: SpreadModel) -> LayoutPrediction:
+def _predicted(question: Question, spread: SpreadModel) -> LayoutPrediction:
     replicas = question.machine.count // spread.layout.num_ranks
     machine, config, typical = question.machine, question.config, question.typical
     held = [
@@ -311,17 +311,17 @@ def _price(question: Question, spread: SpreadModel) -> LayoutPrediction:
         for rank in spread.ranks
     ]
     room = min(each.max_batch for each in held)
-    price = LayoutPrediction(layout=spread.layout, replicas=replicas, max_batch=room * replicas)
+    found = LayoutPrediction(layout=spread.layout, replicas=replicas, max_batch=room * replicas)
     if not room:
-        return price
+        return found
     middle = typical.prompt_tokens + typical.output_tokens // 2
 
     def step(batch: int) -> tuple[StepSeconds, BatchShape, float]:
         """Of one of the plans in flight, and the seconds in which each sequence has a token."""
         plans = min(batch, spread.layout.pipeline)
         shape = decode_batch(ceil(batch / plans), middle)
-        found = spread.seconds(shape)
-        return found, shape, max(plans * found.dearest_s, found.whole_s)
+        taken = spread.seconds(shape)
+        return taken, shape, max(plans * taken.dearest_s, taken.whole_s)
 
     most = min(room, config.max_num_seqs, config.max_num_batched_tokens)
     batch = largest_within(lambda batch: step(batch)[2], question.slo.tpot_s, most)
@@ -332,7 +332,7 @@ def _price(question: Question, spread: SpreadModel) -> LayoutPrediction:
     end_s = prompt.ttft_s + tpot_s * (output - 1)
     met = question.slo.met(ttft_s=prompt.ttft_s, tpot_s=tpot_s, end_to_end_s=end_s)
     return replace(
-        price,
+        found,
         ttft_s=prompt.ttft_s,
         alone_tpot_s=step(1)[2],
         batch=batch * replicas,
