@@ -177,15 +177,14 @@ class Planner:
             updates, copies, saves = kv.prepare_write(first, end, reserve=len(known))
             step.copies += copies
         assert sequence.slot is not None
-        segment = Segment.__new__(  # to call the class takes half as long again
-            Segment, sequence.slot, start, end, token_ids, len(drafts), draft.parents, updates,
-            outputs, saves, kv.seen,
-        )  # fmt: skip
+        window, chosen = kv.seen, None
         if (selection := kv.selection) is not None:
+            window = selection.seen(start)
             chosen = selection if end == selection.stop else None
-            segment = segment._replace(window=selection.seen(start), selection=chosen)
-        if reuses:
-            segment = segment._replace(reuses=reuses)
+        segment = tuple.__new__(Segment, (  # to call the class takes twice as long
+            sequence.slot, start, end, token_ids, len(drafts), draft.parents, updates, outputs,
+            saves, window, chosen, reuses,
+        ))  # fmt: skip
         may_continue = not drafts and not outputs.masked and stop + 1 < sequence.max_length
         step.add(sequence, segment, outputs.sample, may_continue)
 
