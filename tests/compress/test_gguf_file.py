@@ -39,8 +39,17 @@ def test_blocks_hold_any_codes(name):
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q4_k_m"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", "q4_0"),
+        ("llama", "q4_k_m"),
+        ("phi3", "q4_0"),
+        ("mixtral", "q4_0"),
+        pytest.param("phi3", "q4_k_m", marks=pytest.mark.slow),
+        pytest.param("mixtral", "q4_k_m", marks=pytest.mark.slow),
+    ],
+)
 def test_the_file_is_read_as_what_was_rounded(family, kind, tmp_path, monkeypatch):
     rounded = []
 

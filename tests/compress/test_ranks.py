@@ -30,7 +30,7 @@ RECIPE = replace(
 KINDS = ("healed", "codes", "ternary", "adapter", "one rank, then several", "several, then one")
 
 
-@pytest.fixture(scope="module", params=[(2, 8), pytest.param((4, 20), marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[(2, 6), pytest.param((4, 20), marks=pytest.mark.slow)])
 def runs(request, tmp_path_factory):
     """Runs of so many steps by one process and by ranks: two folders, and what each rank held."""
     count, steps = request.param

@@ -207,7 +207,7 @@ def test_a_sequence_without_a_possible_token_does_not_fail_the_step(driver):
 
 @BOTH_KINDS
 @ALL_MODELS
-@pytest.mark.parametrize("wrong_at", [0, 1, 3, None])
+@pytest.mark.parametrize("wrong_at", [0, pytest.param(1, marks=pytest.mark.slow), 3, None])
 def test_chain_verification_changes_nothing(make, config, params, wrong_at):
     driver = make(config)
     expected = driver.decode(0, PROMPT, 10, params)

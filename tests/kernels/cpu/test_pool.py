@@ -74,7 +74,7 @@ from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import SAMPLING
 
 pool = Pool(load_library(sys.argv[1]), 3)
-logits = np.zeros(1 << 25, dtype=np.float32)
+logits = np.zeros(1 << 23, dtype=np.float32)
 rows, tokens = np.zeros(12, dtype=SAMPLING), np.full(12, -5, dtype=np.int32)
 rows["logits"], rows["temperature"], rows["top_p"] = logits.ctypes.data, 1.0, 0.9
 
@@ -82,7 +82,7 @@ def sample(vocab):
     pool.library.rl_sample(pool.handle, rows.ctypes.data, 12, vocab, tokens.ctypes.data)
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20), resource.RLIM_INFINITY))
 for _ in range(3):
     try:
         sample(len(logits))
