@@ -66,14 +66,15 @@ def shape(
     return {**_BASE, **sizes, **changes}
 
 
-# The first has matrices as wide as those of models that are served, beyond 64 MiB in int4, so that
-# no cache holds them: how much of a few tokens' products hides behind their reading is seen there.
-# Of the second a cache may hold a part of the codes. The third is small: it alone tells what steps,
-# ops and sequences take beside the weights, and is in every fit.
+# The first has matrices as wide as those of models that are served, and a head that is not small
+# beside them, whose format may be another than the layers'. Of the first two no cache holds much,
+# even in int4: how much of a few tokens' products hides behind their reading is seen there. The
+# third is small: it alone tells what steps, ops and sequences take beside the weights, and is in
+# every fit.
 SMALL = "small"
 SHAPES: Mapping[str, Config] = {
-    "wide": shape(2048, 5632, 3, 16, 4, 4096),
-    "deep": shape(640, 1792, 14, 10, 10, 4096),
+    "wide": shape(2048, 5632, 3, 16, 4, 32768, tie_word_embeddings=True),
+    "deep": shape(640, 1792, 28, 10, 10, 4096),
     SMALL: shape(256, 704, 6, 4, 2, 2048),
 }
 STEPS = (
