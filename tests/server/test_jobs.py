@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 
 import pytest
 from tests.server.running import running
@@ -300,6 +301,33 @@ def test_files_of_a_key_have_a_total(keyed, monkeypatch):
         assert ours.delete(f"/v1/files/{first['id']}").json()["deleted"]
         assert ours.post("/v1/files", **form).status_code == 200
         assert len(list(server.jobs.files._folder.iterdir())) == 2
+
+
+def test_uploads_end_where_there_is_no_room_for_them(keyed, monkeypatch):
+    """They were refused once they were on disk: 512 MiB each, whatever the limit."""
+    files = keyed.server.jobs.files
+    monkeypatch.setattr(files, "quotas", Quotas(storage_bytes=1 << 20))
+    sizes, writer = [], files.writer
+
+    class Counted:
+        def __init__(self, inner):
+            self._inner = inner
+
+        def __getattr__(self, name):
+            return getattr(self._inner, name)
+
+        def write(self, piece):
+            sizes.append(len(piece))
+            self._inner.write(piece)
+
+    monkeypatch.setattr(files, "writer", lambda *arguments: Counted(writer(*arguments)))
+    form = {"data": {"purpose": "user_data"}, "files": {"file": ("a", b"x" * (4 << 20))}}
+    with with_key(keyed, "a") as ours:
+        refused = ours.post("/v1/files", **form)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "file_storage_limit")
+        assert sum(sizes) <= 1 << 20
+        upload(ours, b"x" * (1 << 20), purpose="user_data")  # nothing is left of the first
+    assert +files._arriving == Counter()
 
 
 def refused_line(number):

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import re
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -74,6 +76,8 @@ class FileStore:
     def __init__(self, database: Database, quotas: Quotas | None = None) -> None:
         self._database = database
         self.quotas = quotas or Quotas()
+        self._arriving: Counter[str] = Counter()  # bytes of uploads, by tenant
+        self._counting = threading.Lock()
         self._folder = database.folder / "files"
         database.run_blocking(self._clean)
 
@@ -129,9 +133,29 @@ class FileStore:
         """Remove a file that gets no row."""
         self.path(written.id).unlink()
 
-    async def check_room(self, tenant: str) -> None:
-        """That a tenant's files leave room; ApiError 413 if not."""
-        await self._database.run(lambda db: self.quotas.check_room(db, tenant, 1))
+    @contextlib.asynccontextmanager
+    async def arriving(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
+        """Within it an upload is written, each piece of which is counted before.
+
+        Raises (when one is counted, as well):
+            ApiError: 413 if the tenant's files and uploads leave no room for it.
+        """
+        room = await self._database.run(lambda db: self.quotas.check_room(db, tenant, 1))
+        own = 0
+
+        def count(size: int) -> None:
+            nonlocal own
+            own += size
+            with self._counting:
+                self._arriving[tenant] += size
+                if (total := self._arriving[tenant]) > room:
+                    raise self.quotas.no_room(room, total)
+
+        try:
+            yield count
+        finally:
+            with self._counting:
+                self._arriving[tenant] -= own
 
     async def adopt(
         self, file_id: str, tenant: str, filename: str, purpose: str, size: int

@@ -39,11 +39,16 @@ class Quotas:
         (held,) = db.execute(_HELD, (tenant,)).fetchone()
         return self.storage_bytes - int(held)
 
-    def check_room(self, db: sqlite3.Connection, tenant: str, size: int) -> None:
-        """That a tenant may store ``size`` bytes more; ApiError 413 if not."""
+    def check_room(self, db: sqlite3.Connection, tenant: str, size: int) -> int:
+        """That a tenant may store ``size`` bytes more, and how many it may; ApiError 413 if not."""
         if size > (room := self.room_bytes(db, tenant)):
-            text = f"{self.held_text(room)}, and this takes {size / 2**20:.1f}"
-            raise ApiError(413, f"{text}: delete some, or send less.", code="file_storage_limit")
+            raise self.no_room(room, size)
+        return room
+
+    def no_room(self, room: int, size: int) -> ApiError:
+        """For what takes more than there is ``room``, in bytes."""
+        text = f"{self.held_text(room)}, and this takes {size / 2**20:.1f}"
+        return ApiError(413, f"{text}: delete some, or send less.", code="file_storage_limit")
 
     def held_text(self, room: int) -> str:
         """The beginning of a sentence: what is stored where there is ``room`` for so many bytes."""

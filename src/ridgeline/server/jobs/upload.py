@@ -30,11 +30,16 @@ _MAX_HEADER_BYTES = 8192
 class Upload:
     """Reads ``file`` into a temporary file and the other parts into ``fields``.
 
-    ``writer`` makes what writes to that file once it is open.
+    ``writer`` makes what writes to that file once it is open; ``count`` is called with the bytes of
+    each piece before it is written.
     """
 
     def __init__(
-        self, content_type: bytes, temporary: Path, writer: Callable[[IO[bytes]], Writer] = Writer
+        self,
+        content_type: bytes,
+        temporary: Path,
+        writer: Callable[[IO[bytes]], Writer] = Writer,
+        count: Callable[[int], object] = lambda _: None,
     ) -> None:
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
@@ -44,6 +49,7 @@ class Upload:
         self.filename: str | None = None
         self._temporary = temporary
         self._make_writer = writer
+        self._count = count
         self._writer: Writer | None = None
         self._file: IO[bytes] | None = None
         self._header = [b"", b""]
@@ -143,6 +149,7 @@ class Upload:
         piece = data[start:end]
         if self._is_file:
             assert self._writer is not None
+            self._count(len(piece))
             self._writer.write(piece)
             if self.size > MAX_FILE_BYTES:
                 raise too_large(MAX_FILE_BYTES)

@@ -17,14 +17,15 @@ async def upload_file(call: Call, receive: Receive) -> Reply:
     """Store a file; once this answers, a crash does not lose it."""
     files, tenant, file_id = call.server.jobs.files, call.caller.tenant, new_id("file-")
     temporary = files.temporary(file_id)
-    await files.check_room(tenant)
     try:
-        upload = Upload(
-            call.headers.get(b"content-type", b""),
-            temporary,
-            lambda file: files.writer(file, tenant, file_id),
-        )
-        await upload.read(receive)
+        async with files.arriving(tenant) as count:
+            upload = Upload(
+                call.headers.get(b"content-type", b""),
+                temporary,
+                lambda file: files.writer(file, tenant, file_id),
+                count,
+            )
+            await upload.read(receive)
         purpose = upload.fields.pop("purpose", None)
         if purpose not in PURPOSES:
             raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}.", "purpose")
