@@ -135,6 +135,8 @@ def test_keys_that_files_may_leave_out_have_the_values_of_llama_cpp(tmp_path):
         write_gguf(folder, path, CASES[case_id])
         with GGUFCheckpoint(path) as file:
             without = {name: each for name, each in file.metadata.items() if name != key}
+            if name.endswith("pattern"):  # which shows in more layers than it has
+                without[f"{CASES[case_id]}.block_count"] = 8
             found, expected = (
                 describe_gguf(_content(file, metadata)).spec
                 for metadata in (without, {**without, key: value})

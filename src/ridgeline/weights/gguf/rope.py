@@ -51,7 +51,7 @@ def rope_scaling(
     if kind == "linear" and factor in (0.0, 1.0):
         kind = "none"
     attention_factor = keys.number("rope.scaling.attn_factor", default=1.0)
-    usual = yarn_attention_factor(factor) if kind == "yarn" and factor > 0 else 1.0
+    usual = yarn_attention_factor(factor) if kind == "yarn" else 1.0
     if attention_factor != 1.0 and not np.isclose(attention_factor, usual, rtol=1e-4):
         raise UnsupportedModelError(
             f"The GGUF file sets {keys.architecture}.rope.scaling.attn_factor, which is not "
