@@ -76,6 +76,11 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     known: list[Known]
     explained: dict[str, str]
 
+    def package(self, name: str) -> Package:
+        """Where nothing is said of it, all of it, and the tests of its name."""
+        whole = Package(files=[f"{name}/**/*.py"], tests=[f"tests/{name}"])
+        return self.packages.get(name, whole)
+
 
 class Result(msgspec.Struct):
     """``killer`` is the first test that failed; ``survived``: there was none at first."""
@@ -125,9 +130,7 @@ def main() -> int:
             drawn[name] = [known.mutant() for known in catalogue.known]
             tests |= {known.test for known in catalogue.known}
             continue
-        package = catalogue.packages.get(name) or Package(
-            files=[f"{name}/**/*.py"], tests=[f"tests/{name}"]
-        )
+        package = catalogue.package(name)
         possible = package.mutants()
         drawn[name] = random.Random(args.seed).sample(possible, len(possible))
         tests |= set(package.tests)
@@ -186,10 +189,11 @@ def _try(
 _HEAD = """# Mutants
 
 Small changes of functions, each beside the tests of `make test` that call the function. *Killed*:
-one of them fails twice, or takes ten times as long. `python -m tests.mutants` makes this page of
-what `make test-mutants` found ([how](../CONTRIBUTING.md#tests-of-one-package-in-seconds)).
+one of them fails twice, or takes ten times as long. *Gone*: it survived, and what it changed is not
+in the code any more. `python -m tests.mutants` makes this page of what `make test-mutants` found
+([how](../CONTRIBUTING.md#tests-of-one-package-in-seconds)).
 """
-_COLUMNS = ("package", "possible", "drawn", "killed", "by tests since", "explained", "left")
+_COLUMNS = ("package", "possible", "drawn", "killed", "by tests since", "explained", "gone", "left")
 
 
 def _report(catalogue: Catalogue) -> str:
@@ -207,9 +211,12 @@ def _report(catalogue: Catalogue) -> str:
     together = Counter[str]()
     for package, state in states.items():
         counts = Counter[str]()
+        present = {mutant.name for mutant in catalogue.package(package).mutants()}
         for name, result in state.results.items():
             why = catalogue.explained.get(name)
-            if result.killer is None:
+            if result.killer is None and name not in present:
+                counts["gone"] += 1
+            elif result.killer is None:
                 counts["left" if why is None else "explained"] += 1
                 survivors.append((name, why or "a test is missing"))
             else:
@@ -217,14 +224,15 @@ def _report(catalogue: Catalogue) -> str:
                 if result.survived:
                     since.append((name, _test(result.killer)))
         together += counts
-        ends = (counts[end] for end in ("at first", "since", "explained", "left"))
+        ends = (counts[end] for end in ("at first", "since", "explained", "gone", "left"))
         of = f"{state.seed}, {state.commit}, {state.date}"
         rows.append((package, state.num_possible, len(state.results), *ends, of))
     parts += [
         "## Drawn at random",
         _table(*_COLUMNS, "seed, commit, date", rows=rows),
         f"Killed when drawn: {_share(together, 'at first')}; "
-        f"with the tests that were written since: {_share(together, 'at first', 'since')}.",
+        f"with tests that were written since, or are of the package since: "
+        f"{_share(together, 'at first', 'since')}.",
     ]
     if since:
         parts += ["### Killed by tests since", _table("mutant", "test", rows=since)]
