@@ -4,8 +4,9 @@ Also what RoBERTa (arXiv 1907.11692) and XLM-RoBERTa (arXiv 1911.02116) share wi
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from ridgeline.core.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec
+from ridgeline.core.spec import LayerSpec, MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family, TensorSource
 from ridgeline.models.fields import read_activation, read_heads, read_layer_norm, read_sizes
@@ -47,12 +48,8 @@ def build_encoder(
     sizes = read_sizes(config, max_position=512, vocab_size=30522)
     heads = read_heads(config, sizes.hidden_size)
     norm = read_layer_norm(config, "layer_norm_eps", bias=True, default=1e-12)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=None,
+    attention = replace(
+        heads.attention(None),
         qkv_bias=True,
         out_bias=True,
         bidirectional=True,

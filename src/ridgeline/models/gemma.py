@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ridgeline.core.spec import Activation, AttentionSpec, MLPSpec, ModelSpec
+from ridgeline.core.spec import Activation, MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -18,12 +18,10 @@ def build(config: ConfigReader) -> ModelSpec:
     sizes = read_sizes(config, max_position=8192)
     heads = read_heads(config, sizes.hidden_size, head_dim=256)
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position),
+    attention = replace(
+        heads.attention(
+            read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position)
+        ),
         qkv_bias=bias,
         out_bias=bias,
     )

@@ -80,12 +80,9 @@ def build(config: ConfigReader) -> ModelSpec:
     scalar = config.number("query_pre_attn_scalar", minimum=1e-3, default=256)
     softcap = config.optional_number("attn_logit_softcapping", minimum=MIN_CAP, default=50.0)
     attention = (
-        AttentionSpec(
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
+        replace(
+            heads.attention(ropes[kind]),
             scale=scalar**-0.5,
-            rope=ropes[kind],
             window=window,
             softcap=softcap,
             qkv_bias=bias,

@@ -6,7 +6,7 @@ Also serves ``gemma3``, the model with vision, by its ``text_config`` and withou
 from dataclasses import replace
 
 from ridgeline.core.rope_spec import RopeSpec
-from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family
 from ridgeline.models.fields import (
@@ -56,12 +56,9 @@ def build(config: ConfigReader) -> ModelSpec:
     scalar = config.number("query_pre_attn_scalar", minimum=1e-3, default=256)
     qk_norm = read_rms_norm(config, unit_offset=True)
     attention = (
-        AttentionSpec(
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
+        replace(
+            heads.attention(ropes[kind]),
             scale=scalar**-0.5,
-            rope=ropes[kind],
             window=window,
             qkv_bias=bias,
             out_bias=bias,

@@ -1,8 +1,9 @@
 """gpt-oss (OpenAI 2025, arXiv 2508.10925): attention sinks, clamped SwiGLU, windows by turns."""
 
+from dataclasses import replace
+
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.core.spec import (
-    AttentionSpec,
     ClampedSwiGLU,
     ModelSpec,
     MoESpec,
@@ -62,12 +63,8 @@ def build(config: ConfigReader) -> ModelSpec:
     )
     bias = config.boolean("attention_bias", default=True)
     attention = (
-        AttentionSpec(
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-            scale=heads.head_dim**-0.5,
-            rope=rope,
+        replace(
+            heads.attention(rope),
             window=window,
             qkv_bias=bias,
             out_bias=bias,

@@ -27,12 +27,11 @@ def build(config: ConfigReader) -> ModelSpec:
     sizes = read_sizes(config, max_position=2048)
     heads = read_heads(config, sizes.hidden_size)
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
+    attention = replace(
+        heads.attention(
+            read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position)
+        ),
         scale=attention_scale,
-        rope=read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position),
         qkv_bias=bias,
         out_bias=bias,
     )

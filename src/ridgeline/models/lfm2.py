@@ -1,12 +1,12 @@
 """LFM2 (Liquid AI, arXiv 2511.23404): gated short convolutions, and attention in a few layers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.rounding import round_up
 from ridgeline.core.spec import (
     Activation,
-    AttentionSpec,
     LayerSpec,
     MLPSpec,
     ModelSpec,
@@ -53,12 +53,8 @@ def conv_decoder(
     rope = read_rope(
         config, head_dim=heads.head_dim, max_position=sizes.max_position, theta=1_000_000.0
     )
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=rope,
+    attention = replace(
+        heads.attention(rope),
         qk_norm=norm,
     )
     conv = ShortConvSpec(

@@ -1,7 +1,9 @@
 """Mistral (Jiang et al. 2023, arXiv 2310.06825): Llama with a sliding window in every layer."""
 
+from dataclasses import replace
+
 from ridgeline.core.errors import UnsupportedModelError
-from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -21,12 +23,10 @@ def build(config: ConfigReader) -> ModelSpec:
             "config.json gives layer_types that sliding_window contradicts; in Mistral models all "
             "layers are of one kind."
         )
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position),
+    attention = replace(
+        heads.attention(
+            read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position)
+        ),
         window=window,
     )
     return pre_norm_decoder(

@@ -1,6 +1,8 @@
 """Mixtral (Jiang et al. 2024, arXiv 2401.04088): Mistral with experts in every layer."""
 
-from ridgeline.core.spec import AttentionSpec, ModelSpec, MoESpec, RoutingSpec, Scoring
+from dataclasses import replace
+
+from ridgeline.core.spec import ModelSpec, MoESpec, RoutingSpec, Scoring
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -19,13 +21,11 @@ def build(config: ConfigReader) -> ModelSpec:
     """The window, if any, is in all layers; the weights of a token's experts add up to one."""
     sizes = read_sizes(config, max_position=131_072)
     heads = read_heads(config, sizes.hidden_size)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(
-            config, head_dim=heads.head_dim, max_position=sizes.max_position, theta=1_000_000.0
+    attention = replace(
+        heads.attention(
+            read_rope(
+                config, head_dim=heads.head_dim, max_position=sizes.max_position, theta=1_000_000.0
+            )
         ),
         window=config.optional_integer("sliding_window", default=None),
     )

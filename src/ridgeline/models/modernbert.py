@@ -3,9 +3,11 @@
 Every third layer sees the whole text, the others some tokens to each side.
 """
 
+from dataclasses import replace
+
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.rope_spec import RopeSpec
-from ridgeline.core.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec
+from ridgeline.core.spec import LayerSpec, MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family, TensorSource
 from ridgeline.models.fields import (
@@ -65,12 +67,8 @@ def build(config: ConfigReader) -> ModelSpec:
     )
     layers = tuple(
         LayerSpec(
-            attention=AttentionSpec(
-                num_heads=heads.num_heads,
-                num_kv_heads=heads.num_kv_heads,
-                head_dim=heads.head_dim,
-                scale=heads.head_dim**-0.5,
-                rope=ropes[kind],
+            attention=replace(
+                heads.attention(ropes[kind]),
                 window=window if kind == SLIDING else None,
                 qkv_bias=bias,
                 out_bias=bias,

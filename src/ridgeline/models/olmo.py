@@ -1,6 +1,8 @@
 """OLMo 1 (arXiv 2402.00838): Llama with LayerNorm that has no parameters, and clipped q, k, v."""
 
-from ridgeline.core.spec import AttentionSpec, ModelSpec, NormKind, NormSpec
+from dataclasses import replace
+
+from ridgeline.core.spec import ModelSpec, NormKind, NormSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -14,12 +16,10 @@ def build(config: ConfigReader) -> ModelSpec:
     sizes = read_sizes(config, max_position=2048)
     heads = read_heads(config, sizes.hidden_size)
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position),
+    attention = replace(
+        heads.attention(
+            read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position)
+        ),
         qkv_bias=bias,
         out_bias=bias,
         qkv_clip=config.optional_number("clip_qkv", minimum=1e-3, default=None),

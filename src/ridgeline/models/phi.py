@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ridgeline.core.spec import AttentionSpec, MLPSpec, ModelSpec
+from ridgeline.core.spec import MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family, TensorSource
@@ -16,13 +16,9 @@ def build(config: ConfigReader) -> ModelSpec:
     sizes = read_sizes(config, max_position=2048)
     heads = read_heads(config, sizes.hidden_size)
     norm = read_layer_norm(config, "layer_norm_eps", bias=True)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(
-            config, head_dim=heads.head_dim, max_position=sizes.max_position, partial=0.5
+    attention = replace(
+        heads.attention(
+            read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position, partial=0.5)
         ),
         qkv_bias=True,
         out_bias=True,

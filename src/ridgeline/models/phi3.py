@@ -1,6 +1,8 @@
 """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): fused projections, LongRoPE, partial rotation."""
 
-from ridgeline.core.spec import AttentionSpec, ModelSpec
+from dataclasses import replace
+
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -32,12 +34,8 @@ def build(config: ConfigReader) -> ModelSpec:
     )
     # Read where there is no scaling, too: it has no effect then.
     config.ignore("original_max_position_embeddings")
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=rope,
+    attention = replace(
+        heads.attention(rope),
         window=config.optional_integer("sliding_window", default=None),
     )
     return pre_norm_decoder(

@@ -1,6 +1,8 @@
 """Qwen 2 and 2.5 (arXiv 2407.10671, 2412.15115): biases on q, k and v, windows on late layers."""
 
-from ridgeline.core.spec import AttentionSpec, ModelSpec
+from dataclasses import replace
+
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -40,12 +42,8 @@ def build(config: ConfigReader) -> ModelSpec:
     kinds, windows = read_windows(config, sizes.num_layers)
     ropes = read_ropes(config, head_dim=heads.head_dim, max_position=sizes.max_position)
     attention = (
-        AttentionSpec(
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-            scale=heads.head_dim**-0.5,
-            rope=ropes[kind],
+        replace(
+            heads.attention(ropes[kind]),
             window=window,
             qkv_bias=True,
         )

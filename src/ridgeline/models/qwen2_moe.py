@@ -1,8 +1,9 @@
 """Qwen 1.5 and 2 with experts (arXiv 2407.10671, §2.2.2): a shared expert with a gate."""
 
+from dataclasses import replace
+
 from ridgeline.core.spec import (
     Activation,
-    AttentionSpec,
     MLPSpec,
     ModelSpec,
     MoESpec,
@@ -84,12 +85,8 @@ def build(config: ConfigReader) -> ModelSpec:
     rope = read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position)
     bias = config.boolean("qkv_bias", default=True)
     attention = (
-        AttentionSpec(
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-            scale=heads.head_dim**-0.5,
-            rope=rope,
+        replace(
+            heads.attention(rope),
             window=window,
             qkv_bias=bias,
         )

@@ -1,6 +1,8 @@
 """Qwen 3, dense (arXiv 2505.09388): RMSNorm on the heads of q and k instead of biases."""
 
-from ridgeline.core.spec import AttentionSpec, ModelSpec
+from dataclasses import replace
+
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -19,12 +21,8 @@ def build(config: ConfigReader) -> ModelSpec:
     bias = config.boolean("attention_bias", default=False)
     qk_norm = read_rms_norm(config)
     attention = (
-        AttentionSpec(
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-            scale=heads.head_dim**-0.5,
-            rope=ropes[kind],
+        replace(
+            heads.attention(ropes[kind]),
             window=window,
             qkv_bias=bias,
             out_bias=bias,

@@ -1,6 +1,8 @@
 """Qwen 3 with experts (arXiv 2505.09388): RMSNorm on the heads of q and k, no shared expert."""
 
-from ridgeline.core.spec import AttentionSpec, MLPSpec, ModelSpec
+from dataclasses import replace
+
+from ridgeline.core.spec import MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -20,12 +22,10 @@ def build(config: ConfigReader) -> ModelSpec:
     for name in ("sliding_window", "max_window_layers"):  # the second counts in Qwen 3 alone
         config.ignore(name)
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position),
+    attention = replace(
+        heads.attention(
+            read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position)
+        ),
         window=window,
         qkv_bias=bias,
         out_bias=bias,

@@ -5,11 +5,11 @@ are left out.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.spec import (
     Activation,
-    AttentionSpec,
     GatedDeltaSpec,
     MLPSpec,
     ModelSpec,
@@ -73,13 +73,11 @@ def hybrid_decoder(
         rope_section(config).ignore(name)  # all three positions of a text's token are the same
     heads = read_heads(config, sizes.hidden_size, head_dim=256)
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(
-            config, head_dim=heads.head_dim, max_position=sizes.max_position, partial=0.25
+    attention = replace(
+        heads.attention(
+            read_rope(
+                config, head_dim=heads.head_dim, max_position=sizes.max_position, partial=0.25
+            )
         ),
         qkv_bias=bias,
         out_bias=bias,

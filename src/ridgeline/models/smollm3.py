@@ -3,8 +3,10 @@
 SmolLM and SmolLM 2 are of type ``llama``.
 """
 
+from dataclasses import replace
+
 from ridgeline.core.errors import CorruptFileError
-from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -37,12 +39,8 @@ def build(config: ConfigReader) -> ModelSpec:
     )
     bias = config.boolean("attention_bias", default=False)
     attention = (
-        AttentionSpec(
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-            scale=heads.head_dim**-0.5,
-            rope=rope if rotates else None,
+        replace(
+            heads.attention(rope if rotates else None),
             window=layer_window,
             qkv_bias=bias,
             out_bias=bias,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ridgeline.core.spec import AttentionSpec, ModelSpec, NormScope
+from ridgeline.core.spec import ModelSpec, NormScope
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -18,13 +18,11 @@ def build(config: ConfigReader) -> ModelSpec:
     heads = read_heads(config, sizes.hidden_size)
     norm = read_layer_norm(config, "layer_norm_eps", bias=True)
     qk_norm = replace(norm, bias=False) if config.boolean("qk_layernorm", default=False) else None
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(
-            config, head_dim=heads.head_dim, max_position=sizes.max_position, partial=0.25
+    attention = replace(
+        heads.attention(
+            read_rope(
+                config, head_dim=heads.head_dim, max_position=sizes.max_position, partial=0.25
+            )
         ),
         qkv_bias=config.boolean("use_qkv_bias", default=False),
         qk_norm=qk_norm,

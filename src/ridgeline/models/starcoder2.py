@@ -1,6 +1,8 @@
 """StarCoder 2 (arXiv 2402.19173): LayerNorm, biases, a feed-forward network without a gate."""
 
-from ridgeline.core.spec import AttentionSpec, MLPSpec, ModelSpec
+from dataclasses import replace
+
+from ridgeline.core.spec import MLPSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
@@ -14,12 +16,10 @@ def build(config: ConfigReader) -> ModelSpec:
     sizes = read_sizes(config, max_position=4096)
     heads = read_heads(config, sizes.hidden_size, num_kv_heads=2)
     bias = config.boolean("use_bias", default=True)
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position),
+    attention = replace(
+        heads.attention(
+            read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position)
+        ),
         window=config.optional_integer("sliding_window", default=None),
         qkv_bias=bias,
         out_bias=bias,
