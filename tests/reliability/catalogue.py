@@ -1,4 +1,4 @@
-"""The 40 items of docs/reliability.md at their full counts.
+"""The 41 items of docs/reliability.md at their full counts.
 
 ``python -m tests.reliability.catalogue`` runs all (hours on a slow machine), with numbers those
 items only; each gives a line, and the exit status is 1 if one fails. Results are kept in
@@ -51,7 +51,8 @@ def run(item: Item) -> dict[str, object]:
     """Run an item's tests; what the table says of it."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = f"{command_of(item)} -p no:cacheprovider --junitxml={report}"
+        options = f"--show-capture=stdout -p no:cacheprovider --junitxml={report}"
+        command = f"{command_of(item)} {options}"
         began_s = time.monotonic()
         done = subprocess.run(
             command.replace("python", sys.executable, 1), shell=True, cwd=ROOT,

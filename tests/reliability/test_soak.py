@@ -70,6 +70,15 @@ def leave(port, body):
         time.sleep(0.02)
 
 
+def run_largest_steps(client):
+    """Full prompts at once, and then as many sequences as may run: kernels keep what the largest
+    batch so far has needed, which chance alone would come by late."""
+    for first in range(2):
+        prompts = [[5 + (first + place * step) % 100 for place in range(1900)] for step in range(4)]
+        body = {"prompt": prompts, "n": 2, "max_tokens": 60, "ignore_eos": True, "logprobs": 5}
+        assert client.post("/v1/completions", json=body).status_code == 200
+
+
 @pytest.mark.slow
 def test_memory_stays_where_it_is(roomy_folder, tmp_path, counted):
     # A pool that is full of prefixes before the measurement begins: what is known of each block is
@@ -78,6 +87,8 @@ def test_memory_stays_where_it_is(roomy_folder, tmp_path, counted):
         roomy_folder, tmp_path / "data", "--kv-cache-memory-bytes", "8MiB"
     ) as server:
         processes = {"engine": server.engine(), "server": psutil.Process(server.process.pid)}
+        with server.client() as client:
+            run_largest_steps(client)
         began_s = time.monotonic()
         until_s = began_s + 60 * MINUTES
         threads = [threading.Thread(target=load, args=(server, i, until_s)) for i in range(4)]
