@@ -96,7 +96,8 @@ def test_rates_that_take_too_long_to_simulate_are_left_out(monkeypatch):
 
 
 def test_widths_that_take_too_long_to_simulate_are_left_out(monkeypatch):
-    asked = question(count=2, slo=Slo(tpot_s=0.001), rate_rps=1.0)
+    few = EngineConfig(max_num_seqs=32)
+    asked = question(count=2, slo=Slo(tpot_s=0.001), rate_rps=1.0, config=few)
     simulates = search.run_traffic
 
     def only_wide(asked, replica, price):
