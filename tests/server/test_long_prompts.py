@@ -9,6 +9,7 @@ import time
 import pytest
 
 from ridgeline.server import endpoint
+from ridgeline.server.context import Call
 from ridgeline.server.conversation import call_input
 from ridgeline.server.jobs.lines import BatchLine, LinePlace, run_line
 from ridgeline.server.keys import Caller
@@ -119,6 +120,22 @@ def test_one_long_text_leaves_a_thread_to_the_others(served):
             await asyncio.gather(*long)
 
     assert served.on_loop(both()) == "done"
+
+
+def test_a_body_is_decoded_while_long_texts_are_tokenized(served):
+    server, blocked = served.server, threading.Event()
+    call = Call(server=server, request_id="r", caller=None, body_bytes=1 << 20)
+
+    async def both():
+        long = asyncio.create_task(server.in_thread(blocked.wait, 20, num_chars=1 << 20))
+        await asyncio.sleep(0)
+        try:
+            return await asyncio.wait_for(call.read(lambda: "read"), 10)
+        finally:
+            blocked.set()
+            await long
+
+    assert served.on_loop(both()) == "read"
 
 
 def _largest_gap_s(client, while_open):

@@ -84,12 +84,15 @@ def test_models_before_one_of_them():
     assert _page(call, ["a", "b", "c", "d", "e"]) == (["a", "b"], False)
 
 
-def test_a_query_parameter_is_there_once(http):
+def test_a_query_parameter_is_there_once(served, http, monkeypatch):
     refused = http.get("/v1/files?limit=1&order=asc&limit=2")
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "limit")
     assert error["message"] == "limit: this query parameter is there twice."
     assert http.get("/health?a=1&a=2").status_code == 200
+    set_config(served, monkeypatch, unknown_fields="ignore")
+    assert http.get("/v1/files?limit=1&include[]=a&include[]=b").status_code == 200
+    assert http.get("/v1/files?limit=1&limit=2").status_code == 400
 
 
 def test_a_route_without_fields_takes_none(served, http, monkeypatch):

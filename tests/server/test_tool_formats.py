@@ -202,6 +202,7 @@ def test_a_tool_has_a_name_on_one_line(http, name):
             "tool_reference block has no text",
         ),
         ({"type": "text", "text": "a", "data": "b"}, "text block has no data"),
+        ({"type": "text", "text": "a", "data": "b", "name": "c", "source": 1}, "has no data"),
         ({"type": "text", "text": "a", "citations": None, "cache_control": {}}, None),
     ],
 )

@@ -101,8 +101,9 @@ class Server:
         self.downloads = Downloads()
         self._jobs = jobs
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")
-        # One at a time: they take seconds and gigabytes, and short texts do not wait for them.
+        # One at a time: they take seconds and gigabytes. Short texts and bodies do not wait.
         self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-long-text")
+        self.bodies = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-body")
 
     def _similar_answers(self, encoder: EngineClient) -> SimilarAnswers | None:
         config = self.config
@@ -308,7 +309,7 @@ class Server:
             self.similar.close()
         if self._jobs is not None:
             self._jobs.close()
-        for threads in (self._threads, self._long_texts):
+        for threads in (self._threads, self._long_texts, self.bodies):
             threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -396,7 +397,8 @@ class Call:
         """What a function makes of the body, in a thread if that is long."""
         if self.body_bytes <= _LONG_BODY_BYTES:
             return function(*arguments)
-        return await self.server.in_thread(function, *arguments, num_chars=self.body_bytes)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.server.bodies, function, *arguments)
 
     def publish(self) -> None:
         """Note that there is text that a user sees, if it is the first."""

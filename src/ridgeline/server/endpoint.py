@@ -135,17 +135,17 @@ class Endpoint:
             await self._fail(call, sender, error)
 
     def _read_query(self, call: Call, text: str) -> None:
-        """ApiError 400 for a query parameter that is there twice, or that is not known unless such
-        are ignored."""
+        """ApiError 400 for a known query parameter that is there twice, or one that is not known,
+        unless such are ignored."""
         operation = self._operation
         pairs = parse_qsl(text, keep_blank_values=True)
         call.query = dict(pairs)
         if operation.is_probe:
             return
-        if len(pairs) > len(call.query):
-            name = Counter(name for name, _ in pairs).most_common(1)[0][0][:80]
-            raise bad_request(f"{name}: this query parameter is there twice.", name)
         known = {*operation.query, *INERT_QUERY, *(["model"] if operation.of_model else [])}
+        counts = Counter(name for name, _ in pairs if name in known)
+        if twice := next((name for name, count in counts.items() if count > 1), None):
+            raise bad_request(f"{twice}: this query parameter is there twice.", twice)
         unknown = [name for name in call.query if name not in known]
         if not unknown:
             return

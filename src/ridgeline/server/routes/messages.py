@@ -59,7 +59,9 @@ _FIELDS = {
     "tool_reference": ("tool_name",),
 }
 _OTHERS = {
-    kind: tuple(set(Block.__struct_fields__).difference(names, ("type", "cache_control")))
+    kind: tuple(
+        name for name in Block.__struct_fields__ if name not in {*names, "type", "cache_control"}
+    )
     for kind, names in _FIELDS.items()
 }
 _STOP_REASONS = {
