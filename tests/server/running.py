@@ -21,6 +21,12 @@ from ridgeline.server.serving import http_server, open_listener, warm_up
 DEFAULTS = {"dtype": "float32", "block_tokens": 4, "max_num_seqs": 8}
 
 
+def bound(monkeypatch, jobs, **quotas):
+    """Let a tenant store no more, until the test ends."""
+    for store in (jobs.files, jobs.batches):
+        monkeypatch.setattr(store, "_quotas", Quotas(**quotas))
+
+
 class Running:
     """``url`` to call; ``server`` and ``worker`` to look inside.
 

@@ -6,16 +6,14 @@ import json
 import os
 import threading
 import time
-from collections import Counter
 
 import pytest
-from tests.server.running import running
+from tests.server.running import bound, running
 
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.server.generation import BATCH_PRIORITY
 from ridgeline.server.jobs import batches, worker
 from ridgeline.server.jobs.lines import read_line
-from ridgeline.server.jobs.quotas import Quotas
 
 LINE = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
@@ -228,7 +226,7 @@ def test_lines_that_cannot_be_read_for_a_while_are_run_later(http, served, monke
     batch = finished(http, start(http, batch_file(30))["id"])
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
-    assert served.worker._slots._value == served.server.config.batch_concurrency
+    assert served.worker._slots.num_free == served.server.config.batch_concurrency
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
@@ -290,7 +288,7 @@ def with_key(server, letter):
 
 def test_files_of_a_key_have_a_total(keyed, monkeypatch):
     server = keyed.server
-    monkeypatch.setattr(server.jobs.files, "quotas", Quotas(storage_bytes=1 << 20))
+    bound(monkeypatch, server.jobs, storage_bytes=1 << 20)
     form = {"data": {"purpose": "user_data"}, "files": {"file": ("a", b"x" * 600_000)}}
     with with_key(keyed, "a") as ours, with_key(keyed, "b") as theirs:
         first = upload(ours, b"x" * 600_000, purpose="user_data")
@@ -306,7 +304,7 @@ def test_files_of_a_key_have_a_total(keyed, monkeypatch):
 def test_uploads_end_where_there_is_no_room_for_them(keyed, monkeypatch):
     """They were refused once they were on disk: 512 MiB each, whatever the limit."""
     files = keyed.server.jobs.files
-    monkeypatch.setattr(files, "quotas", Quotas(storage_bytes=1 << 20))
+    bound(monkeypatch, keyed.server.jobs, storage_bytes=1 << 20)
     sizes, writer = [], files.writer
 
     class Counted:
@@ -327,7 +325,7 @@ def test_uploads_end_where_there_is_no_room_for_them(keyed, monkeypatch):
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "file_storage_limit")
         assert sum(sizes) <= 1 << 20
         upload(ours, b"x" * (1 << 20), purpose="user_data")  # nothing is left of the first
-    assert +files._arriving == Counter()
+    assert files._arriving == {}
 
 
 def refused_line(number):
@@ -338,11 +336,11 @@ def test_results_count_before_they_are_files_and_end_the_batch_that_has_no_room(
     http, served, monkeypatch
 ):
     """11,000 bad lines once took 4 MiB where a key may have one."""
-    files = served.server.jobs.files
     held = sum(each["bytes"] for each in http.get("/v1/files?limit=10000").json()["data"])
     content = "\n".join(json.dumps(refused_line(number)) for number in range(200)).encode()
     limit = held + len(content) + 20_000
-    monkeypatch.setattr(files, "quotas", Quotas(storage_bytes=limit))
+    bound(monkeypatch, served.server.jobs, storage_bytes=limit)
+    monkeypatch.setattr(worker, "unanswered", None)  # there is no room for it
     batch = finished(http, start(http, content)["id"])
     assert (batch["status"], batch["output_file_id"]) == ("failed", None)
     (error,) = batch["errors"]["data"]
@@ -361,7 +359,7 @@ def test_lines_that_are_not_run_are_told_only_where_there_is_room(http, served, 
     monkeypatch.setattr(served.worker, "_carry", waits)
     made = start(http, batch_file(50))
     http.post(f"/v1/batches/{made['id']}/cancel")
-    monkeypatch.setattr(served.server.jobs.files, "quotas", Quotas(storage_bytes=1))
+    bound(monkeypatch, served.server.jobs, storage_bytes=1)
     served.on_loop(type(served.worker)._carry(served.worker, made["id"]))
     batch = http.get(f"/v1/batches/{made['id']}").json()
     assert (batch["status"], batch["error_file_id"]) == ("cancelled", None)
@@ -394,8 +392,7 @@ async def _thread_id():
 
 def test_batches_of_a_key_that_are_not_over_have_a_bound(keyed, monkeypatch):
     monkeypatch.setattr(keyed.worker, "_carry", waits)
-    quotas = Quotas(batches=2, lines=10)
-    monkeypatch.setattr(keyed.server.jobs.files, "quotas", quotas)
+    bound(monkeypatch, keyed.server.jobs, batches=2, lines=10)
     with with_key(keyed, "a") as ours, with_key(keyed, "b") as theirs:
         file = upload(ours, batch_file(4))
         body = {"endpoint": "/v1/completions", "completion_window": "24h"}
@@ -407,7 +404,7 @@ def test_batches_of_a_key_that_are_not_over_have_a_bound(keyed, monkeypatch):
         text = more.json()["error"]["message"]
         assert text.startswith("2 of 2 batches of yours are not over, with 8 of 10 lines")
         long = upload(theirs, batch_file(11))
-        for file, status in ((long, 429), (upload(theirs, batch_file(1)), 200)):
+        for file, status in ((long, 413), (upload(theirs, batch_file(1)), 200)):
             response = theirs.post("/v1/batches", json=body | {"input_file_id": file["id"]})
             assert response.status_code == status
         params = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}

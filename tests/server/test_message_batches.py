@@ -5,9 +5,7 @@ import json
 import time
 
 import pytest
-from tests.server.running import running
-
-from ridgeline.server.jobs.quotas import Quotas
+from tests.server.running import bound, running
 
 BATCHES = "/v1/messages/batches"
 PARAMS = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 3, "temperature": 0}
@@ -126,7 +124,7 @@ def test_messages_may_stand_on_several_lines(http):
 
 
 def test_messages_count_towards_the_storage_of_files(http, served, monkeypatch):
-    monkeypatch.setattr(served.server.jobs.files, "quotas", Quotas(storage_bytes=1 << 20))
+    bound(monkeypatch, served.server.jobs, storage_bytes=1 << 20)
     params = PARAMS | {"system": "x" * (1 << 20)}
     held = [len(http.get(path).json()["data"]) for path in (BATCHES, "/v1/files")]
     response = http.post(BATCHES, json={"requests": [{"custom_id": "a", "params": params}]})
@@ -187,7 +185,7 @@ def test_results_of_which_a_file_is_gone_are_no_empty_success(http):
 
 def test_a_batch_without_room_for_all_results_tells_of_each_message(http, served, monkeypatch):
     held = sum(each["bytes"] for each in http.get("/v1/files?limit=10000").json()["data"])
-    monkeypatch.setattr(served.server.jobs.files, "quotas", Quotas(storage_bytes=held + 20_000))
+    bound(monkeypatch, served.server.jobs, storage_bytes=held + 20_000)
     batch = ended(http, create(http, *[{"messages": 0}] * 100)["id"])
     assert batch["request_counts"] == counts(errored=100)
     found = results(http, batch)
@@ -203,6 +201,7 @@ def test_a_batch_whose_results_are_deleted_is_archived(http):
     batch = ended(http, create(http, PARAMS)["id"])
     assert batch["archived_at"] is None
     files = http.get("/v1/batches/" + batch["id"]).json()
+    assert "archived_at" not in files
     http.delete("/v1/files/" + files["input_file_id"])
     assert http.get(f"{BATCHES}/{batch['id']}").json()["archived_at"] is None
     http.delete("/v1/files/" + files["output_file_id"])

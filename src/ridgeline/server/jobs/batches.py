@@ -16,7 +16,8 @@ from ridgeline.core.errors import DiskError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.database import IS_OPEN, TERMINAL, Database, place_of, row_dict
-from ridgeline.server.jobs.files import MAX_INPUT_BYTES, FileStore, StoredFile, WrittenFile
+from ridgeline.server.jobs.files import FileStore, StoredFile, WrittenFile
+from ridgeline.server.jobs.quotas import Quotas
 
 # From each state, where a batch may go. One that expires, or for whose results there is no room, is
 # finalized first.
@@ -31,7 +32,6 @@ _TIMES = (
     "cancelling_at", "cancelled_at", "archived_at",
 )  # fmt: skip
 MOST_OVER = 10_000  # that a tenant has; those before go
-_PIECE_BYTES = 1 << 20
 _PAGE_ROWS = 100
 
 
@@ -55,9 +55,10 @@ class Lease:
 class BatchStore:
     """The batches of all tenants."""
 
-    def __init__(self, database: Database, files: FileStore) -> None:
+    def __init__(self, database: Database, files: FileStore, quotas: Quotas | None = None) -> None:
         self._database = database
         self._files = files
+        self._quotas = quotas or Quotas()
         database.run_blocking(_delete_results_of_others)
 
     async def create(
@@ -73,14 +74,15 @@ class BatchStore:
         """A batch in state validating.
 
         Raises:
-            ApiError: 404 if the file does not exist, 429 if the tenant has too many batches.
+            ApiError: 404 if the file does not exist, 429 if the tenant has too many batches, 413 if
+                this one has more lines than all may have.
         """
 
         def checked(db: sqlite3.Connection, lines: int) -> StoredFile:
             file = self._files.get_within(db, tenant, input_file, "input_file_id")
             if file.purpose != "batch":
                 raise ApiError(400, "The file's purpose is not batch.", param="input_file_id")
-            self._files.quotas.check_open(db, tenant, lines)
+            self._quotas.check_open(db, tenant, lines)
             return file
 
         def work(db: sqlite3.Connection) -> dict[str, Any]:
@@ -90,17 +92,9 @@ class BatchStore:
                 db, batch_id, tenant, endpoint, input_file, window, window_s, metadata, lines
             )
 
-        file = await self._database.run(lambda db: checked(db, 1))
-        lines = await asyncio.to_thread(self._count_lines, file)
+        file = await self._database.run(lambda db: checked(db, 0))
+        lines = await asyncio.to_thread(self._files.num_lines, file)
         return await self._database.run(work)
-
-    def _count_lines(self, file: StoredFile) -> int:
-        """Lines of a file that may be the input of a batch, empty ones as well."""
-        if file.bytes > MAX_INPUT_BYTES:  # which ends the batch before a line is read
-            return 1
-        with self._files.reader(file.tenant, file.id) as content:
-            pieces = iter(lambda: content.read(_PIECE_BYTES), b"")
-            return 1 + sum(piece.count(b"\n") for piece in pieces)
 
     async def create_with_input(
         self,
@@ -119,19 +113,19 @@ class BatchStore:
         """
 
         def check(db: sqlite3.Connection) -> None:
-            self._files.quotas.check_open(db, tenant, total)
-            self._files.quotas.check_room(db, tenant, len(lines))
+            self._quotas.check_open(db, tenant, total)
+            self._quotas.check_room(db, tenant, len(lines))
 
         def work(db: sqlite3.Connection) -> dict[str, Any]:
-            self._files.add_within(db, file, tenant, f"{prefix}input.jsonl", "batch")
             check(db)
+            self._files.add_within(db, file, tenant, f"{prefix}input.jsonl", "batch")
             return self._insert(
                 db, new_id(prefix), tenant, endpoint, file.id, window, window_s, {}, total
             )
 
         await self._database.run(check)
         file = await self._files.write(tenant, lambda writer: writer.write(lines))
-        return await self._database.run(work)
+        return await self._database.run(work, undo=lambda: self._files.discard(file))
 
     def _insert(
         self,
@@ -244,8 +238,9 @@ class BatchStore:
 
         return await self._database.run(work)
 
-    async def status(self, batch_id: str) -> str:
-        return await self._database.run(lambda db: str(self._row(db, batch_id)["status"]))
+    async def row(self, batch_id: str) -> dict[str, Any]:
+        """A batch as it is stored."""
+        return await self._database.run(lambda db: row_dict(self._row(db, batch_id)))
 
     async def move(self, lease: Lease, to: str, **columns: Any) -> bool:
         """Change the state, if the lease holds and the change is legal; False otherwise."""
@@ -261,7 +256,7 @@ class BatchStore:
         def work(db: sqlite3.Connection) -> bool:
             tenant = self._row(db, lease.batch)["tenant"]
             sealed = self._sealed_errors(lease.batch, tenant, errors)
-            return _holds(db, lease) and move(db, lease.batch, "failed", errors=sealed)
+            return _holds(db, lease) and move(db, lease.batch, "failed", errors=sealed, total=0)
 
         return await self._database.run(work)
 
@@ -284,7 +279,7 @@ class BatchStore:
             row = self._row(db, lease.batch)
             if not _holds(db, lease) or row["status"] != "in_progress":
                 return False
-            room = self._files.quotas.room_bytes(db, row["tenant"])
+            room = self._quotas.room_bytes(db, row["tenant"])
             ends = accumulate(len(each.body) + 1 for each in results)
             fitting = [each for each, end in zip(results, ends, strict=True) if end <= room]
             written = [each for each in fitting if self._insert_result(db, lease.batch, each)]
@@ -313,7 +308,7 @@ class BatchStore:
 
     def _no_room(self, row: sqlite3.Row, room: int) -> str:
         """The column of errors of a batch whose results find no more room than that."""
-        held = self._files.quotas.held_text(room)
+        held = self._quotas.held_text(room)
         text = (
             f"{held}, which leaves no room for all results: delete some, and send the rest again."
         )
@@ -325,12 +320,12 @@ class BatchStore:
     ) -> bool:
         """Write the output files from the results, and end the batch.
 
-        The results themselves are deleted, their counts kept. ``total``: how many lines there are;
-        a batch that was cancelled early has not been told. ``missing`` stand in the error file for
-        lines that have no result, where there is room for all; for whose results there was none
-        fails. Results may be many: they are read and deleted in pages, between which others have
-        the database. A crash in between leaves files without rows, or results of a batch that is
-        over; both are removed at the next start.
+        ``missing`` stand in the error file for lines that have no result. Where there is no room
+        for all of them none does, and the batch's errors say so. ``total``: how many lines there
+        are, which a batch that was cancelled early does not know. The results themselves are
+        deleted, and their counts kept. They may be many: they are read and deleted in pages, and
+        others use the database in between. A crash leaves files without rows, or results of a batch
+        that is over; the next start removes both. False if the batch may not end so.
         """
 
         def may_end(db: sqlite3.Connection, row: sqlite3.Row) -> bool:
@@ -338,7 +333,7 @@ class BatchStore:
 
         def look(db: sqlite3.Connection) -> tuple[sqlite3.Row, int] | None:
             row = self._row(db, lease.batch)
-            room = self._files.quotas.room_bytes(db, row["tenant"])
+            room = self._quotas.room_bytes(db, row["tenant"])
             return (row, room) if may_end(db, row) else None
 
         if (found := await self._database.run(look)) is None:
@@ -347,23 +342,24 @@ class BatchStore:
         columns: dict[str, Any] = {"result_bytes": 0}
         if total is not None:
             columns["total"] = total
-        rest = missing if row["errors"] is None else ()
-        if sum(len(each.body) + 1 for each in rest) > room:
-            rest, columns["errors"] = (), self._no_room(row, room)
-        written = await self._write_files(row, rest)
+        if sum(len(each.body) + 1 for each in missing) > room:
+            missing, columns["errors"] = (), self._no_room(row, room)
+        written = await self._write_files(row, missing)
+
+        def discard() -> None:
+            self._files.discard(*written.values())
 
         def end(db: sqlite3.Connection) -> bool:
             if not may_end(db, self._row(db, lease.batch)):
-                for file in written.values():
-                    self._files.discard(file)
+                discard()
                 return False
             for kind, file in written.items():
                 name = f"{lease.batch}_{kind}.jsonl"
                 self._files.add_within(db, file, row["tenant"], name, "batch_output")
                 columns[f"{kind}_file"] = file.id
-            return move(db, lease.batch, to if row["errors"] is None else "failed", **columns)
+            return move(db, lease.batch, to, **columns)
 
-        if not await self._database.run(end):
+        if not await self._database.run(end, undo=discard):
             return False
         with contextlib.suppress(DiskError):  # the next start, or deletion, tries again
             while await self._database.run(lambda db: _delete_results(db, lease.batch)):
@@ -384,8 +380,7 @@ class BatchStore:
                 write = partial(self._write_lines, row["id"], True, missing)
                 written["error"] = await self._files.write(row["tenant"], write)
         except BaseException:
-            for file in written.values():
-                self._files.discard(file)
+            self._files.discard(*written.values())
             raise
         return written
 

@@ -9,7 +9,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ NAME = "jobs.sqlite"
 _CLOCK_SET_S = 2.0  # smaller steps are what keeps it right
 _CHECK = "ridgeline data folder"  # what the key of an encrypted folder has to decrypt
 TERMINAL = ("failed", "completed", "expired", "cancelled")
-# Of a batch that is not over, in words that an index has, too.
+# Of a batch that is not over. An index has these words: others need another index.
 IS_OPEN = f"status NOT IN {TERMINAL}"
 
 # A batch has its counts in its row; results become files, and are deleted, when it is over.
@@ -65,6 +65,19 @@ CREATE INDEX IF NOT EXISTS responses_by_expiry ON responses (expires);
 CREATE TABLE IF NOT EXISTS encryption (key_check BLOB NOT NULL) STRICT;
 """
 
+# What each tenant's files take in all, counted anew at each start.
+_HELD = """
+CREATE TEMP TABLE held (tenant TEXT PRIMARY KEY, files INTEGER, bytes INTEGER);
+INSERT INTO held SELECT tenant, COUNT(*), SUM(bytes) FROM files GROUP BY tenant;
+CREATE TEMP TRIGGER held_more AFTER INSERT ON files BEGIN
+    INSERT INTO held VALUES (NEW.tenant, 1, NEW.bytes)
+    ON CONFLICT DO UPDATE SET files = files + 1, bytes = bytes + NEW.bytes;
+END;
+CREATE TEMP TRIGGER held_less AFTER DELETE ON files BEGIN
+    UPDATE held SET files = files - 1, bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant;
+END;
+"""
+
 # What a batch's row counts of its results.
 _COUNTS = {
     "completed": "COUNT(*) FILTER (WHERE NOT is_error)",
@@ -95,7 +108,6 @@ class Database:
     def __init__(self, folder: Path, encryption: Encryption | None = None) -> None:
         self.folder = folder
         self.encryption = encryption or Encryption()
-        self._undo: list[Callable[[], None]] = []
         self._offset_s = time.time() - since_boot_s()
         self._is_open = True
         try:
@@ -160,6 +172,7 @@ class Database:
         connection.executescript(_SCHEMA)
         _check_tables(connection)
         _add_columns(connection)
+        connection.executescript(_HELD)
         return connection
 
     def _check_key(self, db: sqlite3.Connection) -> None:
@@ -187,15 +200,25 @@ class Database:
                     f"The data folder {self.folder} is encrypted with another key."
                 ) from None
 
-    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(
+        self, work: Callable[[sqlite3.Connection], T], undo: Callable[[], None] | None = None
+    ) -> T:
         """Do ``work`` in one transaction.
+
+        ``undo`` takes back what is outside the database: in the database's thread, if the
+        transaction fails, or at once, if it is cancelled before it begins.
 
         Raises:
             DiskError: it could not be written, of which nothing was, or the database is damaged.
         """
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._transaction, work
-        )
+        running = self._thread.submit(self._transaction, work)
+
+        def ended(running: Future[T]) -> None:
+            if undo is not None and (running.cancelled() or running.exception() is not None):
+                undo()
+
+        running.add_done_callback(ended)
+        return await asyncio.wrap_future(running)
 
     def run_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """The same for callers without an event loop."""
@@ -216,15 +239,10 @@ class Database:
 
         await asyncio.get_running_loop().run_in_executor(self._thread, checkpoint)
 
-    def on_rollback(self, undo: Callable[[], None]) -> None:
-        """Within ``work``: undo what it did outside the database, if the transaction fails."""
-        self._undo.append(undo)
-
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connection
         offset_s = time.time() - since_boot_s()
         was_set = abs(offset_s - self._offset_s) > _CLOCK_SET_S
-        self._undo.clear()
         try:
             connection.execute("BEGIN IMMEDIATE")
             if was_set:
@@ -237,9 +255,6 @@ class Database:
             if connection.in_transaction:  # SQLite may have ended it itself
                 with contextlib.suppress(sqlite3.DatabaseError):
                     connection.execute("ROLLBACK")
-            for undo in self._undo:
-                with contextlib.suppress(OSError):
-                    undo()
             if isinstance(error, (*DAMAGE, OSError)):
                 raise self._problem(error) from error
             raise

@@ -6,14 +6,14 @@ import re
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from ridgeline.core.encryption import Writer
-from ridgeline.core.errors import DiskError
+from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.server.errors import ApiError
 from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.database import (
@@ -28,6 +28,7 @@ from ridgeline.server.jobs.quotas import Quotas
 
 MAX_FILE_BYTES = 512 << 20
 MAX_INPUT_BYTES = 200 << 20  # of a batch
+MAX_LINE_BYTES = 16 << 20  # of its input
 _MAX_FILENAME_CHARS = 255
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
@@ -66,8 +67,17 @@ class WrittenFile:
     bytes: int
 
 
+@dataclass(slots=True)
+class _Arriving:
+    """A tenant's uploads in progress: their bytes so far, and how many there is room for."""
+
+    room: int
+    size: int = 0
+    uploads: int = 0
+
+
 class FileStore:
-    """Files of all tenants; one never sees another's. Without ``quotas`` there may be any number.
+    """Files of all tenants; one never sees another's. Without ``quotas`` they have no bounds.
 
     Raises:
         DiskError: the folder cannot be used, or the database is damaged.
@@ -75,8 +85,8 @@ class FileStore:
 
     def __init__(self, database: Database, quotas: Quotas | None = None) -> None:
         self._database = database
-        self.quotas = quotas or Quotas()
-        self._arriving: Counter[str] = Counter()  # bytes of uploads, by tenant
+        self._quotas = quotas or Quotas()
+        self._arriving: dict[str, _Arriving] = {}  # by tenant
         self._counting = threading.Lock()
         self._folder = database.folder / "files"
         database.run_blocking(self._clean)
@@ -105,17 +115,25 @@ class FileStore:
         """
         written = await self.write(tenant, write)
         return await self._database.run(
-            lambda db: self.add_within(db, written, tenant, filename, purpose)
+            lambda db: self.add_within(db, written, tenant, filename, purpose),
+            undo=lambda: self.discard(written),
         )
 
     async def write(self, tenant: str, write: Callable[[Writer], None]) -> WrittenFile:
         """Write a file that has no row yet, for `add_within` or `discard`; a start removes those
-        for which neither came. ``write`` runs in a thread; raises as `add`."""
+        for which neither came. ``write`` runs in a thread, to its end where this is cancelled: what
+        it made is removed then. Raises as `add`."""
         file_id = new_id("file-")
         path, encryption = self.path(file_id), self._database.encryption
         name = _content_name(tenant, file_id)
-        size = await asyncio.to_thread(write_durably, path, write, encryption, name)
-        return WrittenFile(id=file_id, bytes=size)
+        writing = asyncio.ensure_future(
+            asyncio.to_thread(write_durably, path, write, encryption, name)
+        )
+        try:
+            return WrittenFile(id=file_id, bytes=await asyncio.shield(writing))
+        except asyncio.CancelledError:
+            writing.add_done_callback(lambda _: path.unlink(missing_ok=True))
+            raise
 
     def add_within(
         self,
@@ -125,37 +143,50 @@ class FileStore:
         filename: str,
         purpose: str,
     ) -> StoredFile:
-        """Give a file its row, in a transaction with which it goes if that fails."""
-        self._database.on_rollback(lambda: self.discard(written))
+        """Give a file its row, in a transaction that discards it if it fails."""
         return self._insert(db, written.id, tenant, filename, purpose, written.bytes)
 
-    def discard(self, written: WrittenFile) -> None:
-        """Remove a file that gets no row."""
-        self.path(written.id).unlink()
+    def discard(self, *written: WrittenFile) -> None:
+        """Remove files that get no row."""
+        for each in written:
+            self._unlink(each.id)
+
+    def _unlink(self, file_id: str) -> None:
+        with contextlib.suppress(OSError):  # what has no row goes at the next start
+            self.path(file_id).unlink()
 
     @contextlib.asynccontextmanager
     async def arriving(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
-        """Within it an upload is written, each piece of which is counted before.
+        """Within it an upload is written, of which each piece is counted before, and adopted.
 
         Raises (when one is counted, as well):
             ApiError: 413 if the tenant's files and uploads leave no room for it.
         """
-        room = await self._database.run(lambda db: self.quotas.check_room(db, tenant, 1))
+        room = await self._database.run(lambda db: self._quotas.check_room(db, tenant, 1))
+        arriving = self._arriving.setdefault(tenant, _Arriving(room))
+        arriving.room = room
+        arriving.uploads += 1
         own = 0
 
         def count(size: int) -> None:
             nonlocal own
             own += size
             with self._counting:
-                self._arriving[tenant] += size
-                if (total := self._arriving[tenant]) > room:
-                    raise self.quotas.no_room(room, total)
+                arriving.size += size
+                if arriving.size > arriving.room:
+                    raise self._quotas.no_room(arriving.room, "your uploads so far leave no room")
 
+        adopted = 0
         try:
             yield count
+            adopted = own
         finally:
             with self._counting:
-                self._arriving[tenant] -= own
+                arriving.size -= own
+                arriving.room -= adopted
+            arriving.uploads -= 1
+            if not arriving.uploads:
+                del self._arriving[tenant]
 
     async def adopt(
         self, file_id: str, tenant: str, filename: str, purpose: str, size: int
@@ -163,13 +194,12 @@ class FileStore:
         """Take over an upload that is complete and synced; ApiError 413 if there is no room."""
 
         def work(db: sqlite3.Connection) -> StoredFile:
-            self.quotas.check_room(db, tenant, size)
-            self._database.on_rollback(self.path(file_id).unlink)
+            self._quotas.check_room(db, tenant, size)
             self.temporary(file_id).rename(self.path(file_id))
             sync_folder(self._folder)
             return self._insert(db, file_id, tenant, filename, purpose, size)
 
-        return await self._database.run(work)
+        return await self._database.run(work, undo=lambda: self._unlink(file_id))
 
     def temporary(self, file_id: str) -> Path:
         """Where an upload is written before it is complete."""
@@ -192,6 +222,19 @@ class FileStore:
             raise DiskError(f"A file cannot be read: {error.strerror}.") from error
         name = _content_name(tenant, file_id)
         return self._database.encryption.reader(file, name)
+
+    def num_lines(self, file: StoredFile) -> int:
+        """Lines that are not blank of the input of a batch; 0 if it cannot be read, or is too
+        large, for which the batch fails before a line is read."""
+        if file.bytes > MAX_INPUT_BYTES:
+            return 0
+        with (
+            contextlib.suppress(DiskError, CorruptFileError),
+            self.reader(file.tenant, file.id) as content,
+        ):
+            lines = iter(partial(content.readline, MAX_LINE_BYTES), b"")
+            return sum(not line.isspace() for line in lines)
+        return 0
 
     def _insert(
         self, db: sqlite3.Connection, file_id: str, tenant: str, name: str, purpose: str, size: int
@@ -284,8 +327,7 @@ class FileStore:
     async def erase(self, file_ids: Sequence[str]) -> None:
         """Remove the content of files whose rows are deleted, and what the database had of them."""
         for file_id in file_ids:
-            with contextlib.suppress(OSError):  # what has no row goes at the next start
-                self.path(file_id).unlink()
+            self._unlink(file_id)
         with contextlib.suppress(DiskError):  # the next deletion tries again
             await self._database.erase()
 

@@ -31,10 +31,10 @@ def open_existing_folder(config: ServerConfig, port: int) -> Database | None:
         DiskError: it would be where no folder can be made.
     """
     folder = Path(config.data_dir or default_folder(port))
-    if folder.exists():
+    if os.path.exists(folder):  # which says no where it may not look
         return open_data_folder(config, port)
     Encryption.from_file(config.encryption_key_file)
-    parent = next(each for each in folder.absolute().parents if each.exists())
+    parent = next(each for each in folder.absolute().parents if os.path.exists(each))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise DiskError(f"The data folder {folder} cannot be used: {parent} cannot be written.")
     return None
@@ -50,10 +50,10 @@ def default_folder(port: int) -> Path:
     """
     base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     folder, shared = base / f"ridgeline-{port}", base / "ridgeline"
-    if not (shared / NAME).exists():
+    if not os.path.exists(shared / NAME):
         return folder
     with _unused(shared) as is_unused:
-        if not is_unused or (folder / NAME).exists():
+        if not is_unused or os.path.exists(folder / NAME):
             _log.warning("Files and batches in %s are not served; --data-dir does that.", shared)
             return folder
         try:

@@ -20,7 +20,7 @@ class Jobs:
     def __init__(self, database: Database, quotas: Quotas | None = None) -> None:
         self._database = database
         self.files = FileStore(self._database, quotas)
-        self.batches = BatchStore(self._database, self.files)
+        self.batches = BatchStore(self._database, self.files, quotas)
         self.responses = ResponseStore(self._database)
         self.changed = asyncio.Event()
 

@@ -22,14 +22,13 @@ from ridgeline.server.endpoint import Operation
 from ridgeline.server.errors import ApiError, bad_request, to_api_error
 from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.batches import Result
-from ridgeline.server.jobs.files import MAX_INPUT_BYTES
+from ridgeline.server.jobs.files import MAX_INPUT_BYTES, MAX_LINE_BYTES
 from ridgeline.server.keys import Caller
 from ridgeline.server.pool.choice import of_model
 from ridgeline.server.replies import Reply, encode
 from ridgeline.server.routes.model_operations import model_operations
 
 MAX_LINES = 50_000
-_MAX_LINE_BYTES = 16 << 20
 _MAX_ERRORS = 100
 _ATTEMPTS = 3
 _RETRY_S = 0.5
@@ -80,7 +79,7 @@ def read_lines(file: IO[bytes], endpoint: str) -> tuple[list[LinePlace], list[di
     file.seek(0)
     seen: set[str] = set()
     number = offset = 0
-    while data := file.readline(_MAX_LINE_BYTES + 1):
+    while data := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         place = LinePlace(number=number, offset=offset, size=len(data), custom_id="")
         offset += len(data)
@@ -109,7 +108,7 @@ def read_lines(file: IO[bytes], endpoint: str) -> tuple[list[LinePlace], list[di
 
 
 def _check(data: bytes, endpoint: str) -> BatchLine:
-    if len(data) > _MAX_LINE_BYTES:
+    if len(data) > MAX_LINE_BYTES:
         raise bad_request("The line is too long.")
     line = decode_body(_LINE, data)
     if line.url != endpoint:

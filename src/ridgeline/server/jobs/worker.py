@@ -18,6 +18,7 @@ from ridgeline.server.jobs.lines import (
     run_line,
     unanswered,
 )
+from ridgeline.server.jobs.slots import Slots
 from ridgeline.server.keys import Caller
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class BatchWorker:
         self._batches = server.jobs.batches
         self._files = server.jobs.files
         self._changed = server.jobs.changed
-        self._slots = asyncio.Semaphore(server.config.batch_concurrency)
+        self._slots = Slots(server.config.batch_concurrency)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -83,7 +84,7 @@ class BatchWorker:
                 await self._batches.fail(lease, errors)
             else:
                 await self._batches.move(lease, "in_progress", total=len(places))
-        if await self._batches.status(lease.batch) == "in_progress":
+        if (await self._batches.row(lease.batch))["status"] == "in_progress":
             caller = self._server.keys.of_tenant(row["tenant"])
             await self._run_lines(lease, caller, row, places)
             await self._batches.move(lease, "finalizing")
@@ -98,13 +99,17 @@ class BatchWorker:
             return read_line(file, place)
 
     async def _end(self, lease: Lease, places: Sequence[LinePlace]) -> None:
-        """Write the files; what has no result stands in the error file with the reason."""
-        status = await self._batches.status(lease.batch)
-        if status not in ("finalizing", "cancelling"):
+        """Write the files; what has no result stands in the error file with the reason, unless
+        there was no room for results."""
+        row = await self._batches.row(lease.batch)
+        if row["status"] not in ("finalizing", "cancelling"):
+            return
+        if row["errors"] is not None:
+            await self._batches.finish(lease, "failed", [])
             return
         done = await self._batches.done_lines(lease.batch)
         rest = [place for place in places if place.number not in done]
-        if status == "cancelling":
+        if row["status"] == "cancelling":
             code, text, to = "batch_cancelled", "The batch was cancelled first.", "cancelled"
         else:
             code, text = "batch_expired", "The batch expired first."
@@ -144,7 +149,7 @@ class BatchWorker:
                     if place.number in done:
                         continue
                     await recorder.is_writable.wait()
-                    await self._slots.acquire()
+                    await self._slots.acquire(row["tenant"])
                     if failures or recorder.has_ended or recording.done():
                         self._slots.release()
                         break

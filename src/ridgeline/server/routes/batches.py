@@ -1,5 +1,7 @@
 """``/v1/batches``."""
 
+from typing import Any
+
 from ridgeline.server.context import Call
 from ridgeline.server.errors import bad_request
 from ridgeline.server.jobs.lines import ENDPOINTS
@@ -27,7 +29,7 @@ async def create_batch(call: Call, request: BatchRequest) -> Reply:
         metadata=request.metadata or {},
     )
     call.server.jobs.changed.set()
-    return Reply(body=batch)
+    return Reply(body=_openai(batch))
 
 
 async def list_batches(call: Call) -> Reply:
@@ -35,13 +37,13 @@ async def list_batches(call: Call) -> Reply:
     found, has_more = await call.server.jobs.batches.list(
         call.caller.tenant, after=call.query.get("after") or None, limit=page_limit(call, 100)
     )
-    return Reply(body=page_of(found, has_more))
+    return Reply(body=page_of([_openai(batch) for batch in found], has_more))
 
 
 async def get_batch(call: Call) -> Reply:
     """One of them."""
     batches = call.server.jobs.batches
-    return Reply(body=await batches.get(call.caller.tenant, call.path_params["batch_id"]))
+    return Reply(body=_openai(await batches.get(call.caller.tenant, call.path_params["batch_id"])))
 
 
 async def cancel_batch(call: Call) -> Reply:
@@ -49,4 +51,9 @@ async def cancel_batch(call: Call) -> Reply:
     jobs = call.server.jobs
     batch = await jobs.batches.cancel(call.caller.tenant, call.path_params["batch_id"])
     jobs.changed.set()
-    return Reply(body=batch)
+    return Reply(body=_openai(batch))
+
+
+def _openai(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch without what Anthropic's clients alone read."""
+    return {name: value for name, value in batch.items() if name != "archived_at"}

@@ -26,19 +26,24 @@ async def upload_file(call: Call, receive: Receive) -> Reply:
                 count,
             )
             await upload.read(receive)
-        purpose = upload.fields.pop("purpose", None)
-        if purpose not in PURPOSES:
-            raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}.", "purpose")
-        if unknown := next(iter(upload.fields), None):
-            if unknown.startswith("expires_after"):
-                raise bad_request(f"{unknown}: files do not expire; delete them.", "expires_after")
-            meant = suggestion(unknown, ("file", "purpose"))
-            raise bad_request(f"{unknown}: this field is not known{meant}", unknown)
-        name = upload.filename or "upload"
-        file = await files.adopt(file_id, tenant, name, purpose, upload.size)
+            name, purpose = upload.filename or "upload", _purpose(upload.fields)
+            file = await files.adopt(file_id, tenant, name, purpose, upload.size)
     finally:
         await call.server.in_thread(lambda: temporary.unlink(missing_ok=True))
     return Reply(body=file.json())
+
+
+def _purpose(fields: dict[str, str]) -> str:
+    """What an upload is for; ApiError 400 for a field that it may not have."""
+    purpose = fields.pop("purpose", None)
+    if purpose not in PURPOSES:
+        raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}.", "purpose")
+    if unknown := next(iter(fields), None):
+        if unknown.startswith("expires_after"):
+            raise bad_request(f"{unknown}: files do not expire; delete them.", "expires_after")
+        meant = suggestion(unknown, ("file", "purpose"))
+        raise bad_request(f"{unknown}: this field is not known{meant}", unknown)
+    return purpose
 
 
 async def list_files(call: Call) -> Reply:
