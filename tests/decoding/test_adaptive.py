@@ -5,8 +5,9 @@ import random
 
 import numpy as np
 import pytest
+from tests.decoding.made_up_steps import MadeUpSeconds, plan_of
 
-from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
+from ridgeline.core.plan import StepPlan
 from ridgeline.core.protocols import Draft
 from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.decoding.drafters import AdaptiveDrafter, NgramDrafter
@@ -81,40 +82,6 @@ def test_a_draft_that_gains_no_time_is_not_made():
     assert (choices.lengths(0).tolist(), choices.rates_C.tolist()) == ([0], [1.0])
 
 
-class MadeUpSeconds:
-    """Verifying one more token costs ``token_s``; a draft pass ``draft_s``; a step at least 1."""
-
-    def __init__(self, *, token_s: float, draft_s: float) -> None:
-        self.token_s, self.draft_s = token_s, draft_s
-        self.num_asked = 0
-
-    def seconds(self, plan):
-        self.num_asked += 1
-        return sum(
-            self.draft_s * a_pass.num_steps
-            if a_pass.role is ModelRole.DRAFT
-            else 1.0 + self.token_s * a_pass.num_tokens
-            for a_pass in plan.passes
-        )
-
-    def segment_seconds(self, num_tokens, context):
-        return self.token_s * num_tokens
-
-
-def plan_of(drafted):
-    """A step in which each slot verifies so many tokens of a draft model."""
-    target = tuple(
-        Segment(slot=slot, start=100, stop=101 + n, token_ids=(1,) * (1 + n), num_drafts=n)
-        for slot, n in enumerate(drafted)
-    )
-    draft = Segment(slot=0, start=100, stop=101, token_ids=(1,))
-    target_pass = Pass(segments=target)
-    if not any(drafted):
-        return StepPlan(step_id=0, passes=(target_pass,))
-    chain = Pass(segments=(draft,), role=ModelRole.DRAFT, num_steps=max(drafted))
-    return StepPlan(step_id=0, passes=(chain, target_pass))
-
-
 def draft_of(count):
     return Draft(token_ids=(1,) * count)
 
@@ -187,7 +154,7 @@ def test_never_much_slower_than_off_nor_than_the_best_fixed_length(slots, accept
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_what_steps_really_take_counts_whatever_the_price_says(slots):
+def test_what_steps_really_take_counts_whatever_is_predicted(slots):
     """By the predictor drafts pay, and in truth the host takes more than they gain."""
     predictor, rates = MadeUpSeconds(token_s=0.001, draft_s=0.01), [0.9] * 6
     believed = simulate(predictor, rates, slots=slots, steps=1500)[0]
@@ -239,7 +206,7 @@ def test_asking_it_loses_no_more_than_the_budget(slots, asked_s):
 
 
 @pytest.mark.parametrize("factor", [0.02, 0.5, 10.0])
-def test_the_budget_does_not_go_by_a_price_that_nothing_has_borne_out(factor):
+def test_the_budget_does_not_go_by_a_prediction_that_nothing_has_borne_out(factor):
     """The first step of a batch of a new size is neither a loss nor a gain."""
 
     class Wrong(MadeUpSeconds):

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from tests.decoding.test_adaptive import MadeUpSeconds
+from tests.decoding.made_up_steps import MadeUpSeconds
 
 from ridgeline.core.protocols import Draft
 from ridgeline.core.result import TokenLogprobs

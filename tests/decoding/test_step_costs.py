@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.decoding.test_adaptive import MadeUpSeconds, plan_of
+from tests.decoding.made_up_steps import MadeUpSeconds, plan_of
 
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.decoding.drafters.control import PLAIN_EVERY, PLAIN_STEPS, StepCosts
@@ -27,7 +27,7 @@ def test_a_chain_that_was_never_tried_is_not_thought_cheaper_than_predicted():
     assert excess_s[1:] == [0.0] * 6
 
 
-def test_steps_of_a_kind_are_priced_once():
+def test_steps_of_a_kind_are_predicted_once():
     """A prediction takes longer than a small model's step."""
     predictor = MadeUpSeconds(token_s=0.02, draft_s=0.01)
     costs = StepCosts(predictor, max_tokens=6)
@@ -59,7 +59,7 @@ def test_steps_without_drafts_are_looked_at_now_and_then():
 
 
 @pytest.mark.parametrize("length", [1, 3, 6])
-def test_what_a_chain_takes_beyond_its_price_is_known_by_its_length(length):
+def test_what_a_chain_takes_beyond_its_prediction_is_known_by_its_length(length):
     costs = StepCosts(MadeUpSeconds(token_s=0.02, draft_s=0.01), max_tokens=6)
     plain, chain = plan_of([0]), plan_of([length])
     _see_plain(costs, plain, 1.02)

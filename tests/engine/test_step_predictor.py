@@ -1,4 +1,4 @@
-"""What the scheduler prices steps with: this machine's calibration where there is one."""
+"""What the scheduler predicts steps with: this machine's calibration where there is one."""
 
 import json
 import logging

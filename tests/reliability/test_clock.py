@@ -7,10 +7,10 @@ import time
 import pytest
 from tests.kvcache.test_tiers import make_entry
 from tests.reliability.test_batches import Store
+from tests.server.key_digests import digest
 from tests.server.running import running
 from tests.server.test_jobs import finished, start
 from tests.server.test_kept_responses import kept, store, there
-from tests.server.test_keys import digest
 
 from ridgeline.kvcache.tiers import DiskTier, RamTier
 from ridgeline.server.jobs import worker

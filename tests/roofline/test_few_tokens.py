@@ -47,19 +47,21 @@ def fitted(found, form):
 
 
 @pytest.mark.parametrize(
-    ("form", "part"), [("int4", "layers"), ("int8", "layers"), ("int4", "head")]
+    ("form", "part", "error"),
+    [("int4", "layers", 0.14), ("int8", "layers", 0.07), ("int4", "head", 0.25)],
 )
-def test_products_of_a_few_tokens_hide_behind_the_reading_of_codes(form, part):
-    """Of a head, too, whose codes have more bits than those of layers in int4."""
+def test_products_of_a_few_tokens_hide_behind_the_reading_of_codes(form, part, error):
+    """Of a head, too, whose codes have more bits than those of layers in int4. In int8 shapes were
+    measured that calibrations no longer have; they stand beside their seconds."""
     found = MEASURED[form]
     coefficients, ceilings = fitted(found, form)
     model = priced_on_avx512(UNSEEN[part], form)
-    priced = []
+    predicted = []
     for number in range(4):
         step = StepShape(batch_size=1, num_tokens=1 + number, context=60, drafts=number)
-        priced.append(predict(coefficients, pass_terms(model, step.batch, ceilings)))
-    one, *more = found["verification"][part]
-    assert [each / priced[0] for each in priced[1:]] == pytest.approx(
-        [each / one for each in more], rel=0.13
+        predicted.append(predict(coefficients, pass_terms(model, step.batch, ceilings)))
+    measured = found["verification"][part]
+    assert predicted == pytest.approx(measured, rel=error)
+    assert [each / predicted[0] for each in predicted] == pytest.approx(
+        [each / measured[0] for each in measured], rel=0.13
     )
-    assert priced[0] == pytest.approx(one, rel=0.17)

@@ -220,7 +220,7 @@ def test_steps_correct_the_prediction(calibration):
     report = watch.report()
     assert predictor.correction.factor("decode") == pytest.approx(1.3, rel=0.01)
     assert report.decode.median_error < 0.02
-    # The scheduler scales its prices itself: of a whole and of its parts, by the same factor.
+    # The scheduler scales its predictions itself: of a whole and of its parts, by the same factor.
     assert predictor.seconds(plan) == before
 
 

@@ -68,7 +68,7 @@ def test_edf_does_not_take_a_limit_of_output_for_its_length():
 
 
 def test_edf_with_a_wrong_price_is_still_better_than_fcfs():
-    """The price is scaled by what steps really take, so an error of 30 × hardly matters."""
+    """The prediction is scaled by what steps really take, so an error of 30 × hardly matters."""
     believed = LinearPredictor(pass_s=0.3, token_s=0.015)
     met = sum(
         record.met_its_deadline

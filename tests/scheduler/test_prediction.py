@@ -31,7 +31,7 @@ def test_an_output_is_expected_to_be_as_long_as_others_within_its_limit(output, 
     assert predictor.remaining_s(new_sequence(output=output)) == pytest.approx(expected_s)
 
 
-def test_before_a_step_was_seen_a_segment_takes_what_the_price_says_and_the_rest_is_unknown():
+def test_before_a_step_was_seen_a_segment_takes_what_is_predicted_and_the_rest_is_unknown():
     predictor = CorrectedPredictor(LinearPredictor(pass_s=9.0, token_s=2.0, pair_s=1.0))
     assert not predictor.is_calibrated
     assert predictor.segment_s(2, 3) == 2 * 2 + (4 + 5)
@@ -57,18 +57,18 @@ def test_what_a_step_takes_beside_its_segments_is_that_of_one_step_of_a_replay(n
         assert corrected.fixed_s == pytest.approx(fixed_s)
 
 
-def test_of_short_steps_few_are_priced():
-    priced = []
+def test_of_short_steps_few_are_predicted():
+    plans = []
 
     class CountedPredictor(LinearPredictor):
         def seconds(self, plan):
-            priced.append(plan)
+            plans.append(plan)
             return super().seconds(plan)
 
     predictor = CorrectedPredictor(CountedPredictor(pass_s=0.01, token_s=0.0))
     for _ in range(1000):
         predictor.observe(step(), 0.001)
-    assert 15 <= len(priced) <= 25  # one in 50 ms
+    assert 15 <= len(plans) <= 25  # one in 50 ms
     assert predictor.fixed_s == pytest.approx(0.001)
     assert predictor.remaining_s(new_sequence(output=11)) == pytest.approx(0.01)
 

@@ -8,8 +8,8 @@ import json
 import logging
 
 import pytest
+from tests.server.key_digests import digest
 from tests.server.running import running
-from tests.server.test_keys import digest
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.server.access import PUBLIC_PATH, Access

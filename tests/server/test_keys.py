@@ -1,17 +1,13 @@
 """Whose a key is, and what a file of keys may say."""
 
 import base64
-import hashlib
 
 import pytest
+from tests.server.key_digests import digest
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.keys import KeyRing
-
-
-def digest(key):
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch):

@@ -10,6 +10,8 @@ with the rest of a column behind each link.
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
 
 from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, TokenDraw
 
@@ -108,12 +110,9 @@ class LookaheadDrafter(Drafter):
                 node = nodes.place(node, token)
         state.ends = []
         if has_window:
-            first = -1
-            for column, token in enumerate(state.rows[0]):
-                first = node = nodes.place(first, token) if column else first
-                for row in state.rows[1:]:
-                    node = nodes.place(node, row[column])
-                state.ends.append(node)
+            chain = accumulate(state.rows[0][1:], nodes.place, initial=-1)
+            for node, *guesses in zip(chain, *state.rows[1:], strict=True):
+                state.ends.append(reduce(nodes.place, guesses, node))
         return nodes.draft()
 
     def finish(self, slot: int) -> None:
