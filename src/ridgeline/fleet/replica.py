@@ -49,7 +49,7 @@ class ReplicaProcess:
         """Start it; returns its URL once it listens.
 
         Raises:
-            EngineError: it ended before.
+            EngineError: it ended before, or said something else.
         """
         command = [sys.executable, "-P", *["-O"] * sys.flags.optimize]
         command += ["-m", self.module, str(os.getpid())]
@@ -65,7 +65,7 @@ class ReplicaProcess:
         line = (await process.stdout.readline()).decode().strip()
         if not line.startswith("http"):
             error = EngineError(line or "A replica's process ended as it started.")
-            if await process.wait() == SettingsError.exit_code:
+            if await _ended(process, _END_S) == SettingsError.exit_code:
                 error.exit_code = SettingsError.exit_code
             raise error
         if self.keeps_port:
@@ -112,9 +112,14 @@ class ReplicaProcess:
         if process is None or process.returncode is not None:
             return
         process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), self.settings.server.drain_s + _END_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await _ended(process, self.settings.server.drain_s + _END_S)
+
+
+async def _ended(process: asyncio.subprocess.Process, within_s: float) -> int:
+    """The code that it ends with; it is killed if it has not by then."""
+    try:
+        return await asyncio.wait_for(process.wait(), within_s)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
