@@ -176,48 +176,54 @@ def test_what_others_wrote_under_our_names_is_a_miss_and_ends_nothing(redis_serv
 _NO_ANSWERS = (
     b":x\r\n", b"*1\r\n" * 3000, b"*-5\r\n", b"+\xff\r\n", b"*2\r\n+a\r\n+b\r\n", b"(9\r\n",
     b",1.x\r\n", b"#t\r\n", b"_\r\n", b"$2\r\nab\r\n", b"*0\r\n", b":-1\r\n", b"-MOVED\r\n",
-    b"-ASK x\r\n", b"%1\r\n", b"*1\r\n$-1\r\n", b"*1\r\n*0\r\n", b"=7\r\ntxt:abc\r\n",
-    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"-WRONGTYPE\r\n", b"-ASK x\r\n", b"%1\r\n", b"*1\r\n$-1\r\n", b"*1\r\n*0\r\n",
+    b"=7\r\ntxt:abc\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n",
 )  # fmt: skip
 
 
 @contextmanager
 def foreign_server():
-    """Something that greets as Redis does, and answers all else by its ``says``."""
+    """Something that greets as Redis does, and answers what it is ``asked`` by its ``says``."""
 
     class Talk(socketserver.BaseRequestHandler):
         def handle(self):
             while data := self.request.recv(1 << 16):
                 if b"HELLO" in data:
                     self.request.sendall(b"%1\r\n$5\r\nproto\r\n:3\r\n")
-                elif b"SETINFO" in data:
-                    self.request.sendall(b"+OK\r\n" * data.count(b"SETINFO"))
+                elif b"CLIENT" in data:
+                    self.request.sendall(b"+OK\r\n" * data.count(b"CLIENT"))
+                elif b"PING" in data:
+                    self.request.sendall(b"+PONG\r\n")
                 else:
-                    self.request.sendall(b"+PONG\r\n" if b"PING" in data else 2 * self.server.says)
+                    self.server.asked += data
+                    self.request.sendall(2 * self.server.says)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Talk) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        yield server
-        server.shutdown()
+        try:
+            yield server
+        finally:
+            server.shutdown()
 
 
-def test_nothing_that_a_server_answers_is_more_than_a_miss(monkeypatch):
-    monkeypatch.setattr(redis_tier, "_TIMEOUT_S", 0.02)
+def test_nothing_that_a_server_answers_is_more_than_a_miss():
     with foreign_server() as server:
         url = f"redis://127.0.0.1:{server.server_address[1]}"
         for server.says in _NO_ANSWERS:
-            for act in (
-                lambda tier: tier.look(keys_of(1, 2)),
-                lambda tier: tier.get_all(keys_of(1, 2)),
-                lambda tier: tier.touch_all(keys_of(1, 2)),
-                lambda tier: tier.put_all([make_entry(1)]),
-                lambda tier: tier.delete_tenant("t"),
+            for command, act in (
+                (b"STRLEN", lambda tier: tier.look(keys_of(1, 2))),
+                (b"MGET", lambda tier: tier.get_all(keys_of(1, 2))),
+                (b"PEXPIRE", lambda tier: tier.touch_all(keys_of(1, 2))),
+                (b"SET", lambda tier: tier.put_all([make_entry(1)])),
+                (b"SCAN", lambda tier: tier.delete_tenant("t")),
             ):
+                server.asked = b""
                 tier = RedisTier(url, namespace="model")
                 for key in keys_of(1, 2):
                     tier._note(key, 100)
                 act(tier)
+                assert command in server.asked
                 assert tier.get_all(keys_of(1, 2)) == {}
                 tier.close()
 

@@ -232,6 +232,21 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
         DiskTier(tmp_path / "file" / "kv", 100)
 
 
+def test_what_another_process_removes_meanwhile_is_not_there(tmp_path, monkeypatch):
+    path, scandir = tmp_path / "kv", os.scandir
+    tier = DiskTier(path, 10**6)
+    for number in range(4):
+        tier.put(make_entry(number, tenant="ab"[number % 2]))
+
+    def slow_scandir(folder):
+        found = list(scandir(folder))
+        os.rename(found[0], tmp_path / found[0].name)
+        return found
+
+    monkeypatch.setattr(os, "scandir", slow_scandir)
+    assert DiskTier(path, 10**6).usage().num_entries == 1
+
+
 @pytest.fixture
 def encrypted(tmp_path):
     def make(key=b"k" * 32):

@@ -136,24 +136,28 @@ class DiskTier(LocalTier):
     def close(self) -> None: ...
 
     def _scan(self) -> None:
-        found = []
         for folder in os.scandir(self._path):
-            for item in os.scandir(folder.path) if folder.is_dir(follow_symlinks=False) else ():
-                name, suffix = os.path.splitext(item.name)
-                if suffix == _TEMPORARY:
-                    if item.stat().st_mtime < self._clock() - _ABANDONED_S:
-                        Path(item.path).unlink(missing_ok=True)
-                elif suffix == _SUFFIX and len(name) == 64 and set(name) <= set("0123456789abcdef"):
-                    if self._encryption.is_on and not _is_encrypted(Path(item.path)):
-                        Path(item.path).unlink(missing_ok=True)
-                        continue
-                    stat = item.stat(follow_symlinks=False)
-                    used_s = min(stat.st_mtime, self._clock())  # its clock may have been ahead
-                    file = _File(folder.name, stat.st_size, used_s)
-                    found.append((bytes.fromhex(name), file))
-        for key, file in sorted(found, key=lambda each: each[1].used_s):
-            self._files[key] = file
-            self._num_bytes += file.num_bytes
+            if folder.is_dir(follow_symlinks=False):
+                with suppress(FileNotFoundError):  # another process removed it
+                    for item in os.scandir(folder.path):
+                        with suppress(FileNotFoundError):
+                            self._find(folder.name, item)
+        self._files = OrderedDict(sorted(self._files.items(), key=lambda each: each[1].used_s))
+        self._num_bytes = sum(file.num_bytes for file in self._files.values())
+
+    def _find(self, folder: str, item: os.DirEntry[str]) -> None:
+        """Note the entry that a file holds, or remove what is of no use."""
+        name, suffix = os.path.splitext(item.name)
+        if suffix == _TEMPORARY:
+            if item.stat().st_mtime < self._clock() - _ABANDONED_S:
+                os.unlink(item)
+        elif suffix == _SUFFIX and len(name) == 64 and set(name) <= set("0123456789abcdef"):
+            if self._encryption.is_on and not _is_encrypted(Path(item.path)):
+                os.unlink(item)
+                return
+            stat = item.stat(follow_symlinks=False)
+            used_s = min(stat.st_mtime, self._clock())  # its clock may have been ahead
+            self._files[bytes.fromhex(name)] = _File(folder, stat.st_size, used_s)
 
     def _read(self, key: bytes, read: Callable[[IO[bytes]], T]) -> T | None:
         self._evict(0)

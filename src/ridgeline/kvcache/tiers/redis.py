@@ -245,6 +245,8 @@ class RedisTier:
         while True:
             scan = (cursor, "MATCH", "rl:*", "COUNT", _SCAN_COUNT)
             ((cursor, names),) = self._send("SCAN", [scan])
+            if not isinstance(names, list):
+                raise _ServerError("an answer that is none")
             marks = self._send("GETRANGE", [(name, 0, _MARK_CHARS - 1) for name in names])
             theirs = [(name,) for name, found in zip(names, marks, strict=True) if found == mark]
             self._send("UNLINK", theirs)
@@ -295,7 +297,7 @@ class RedisTier:
 
     def _checked(self, command: str, answer: object, *, may_refuse: bool) -> object:
         if isinstance(answer, Exception):
-            if str(answer).startswith("WRONGTYPE"):
+            if command in ("STRLEN", "GETRANGE") and str(answer).startswith("WRONGTYPE"):
                 return None
             if not may_refuse:
                 raise _ServerError(type(answer).__name__)
