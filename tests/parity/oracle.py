@@ -12,7 +12,7 @@ import transformers
 from tests.parity.cases import Case
 from tests.parity.routers import RouterWatch, random_sparse
 
-DECODED = 16
+DECODED = 32
 _UNIT_OFFSET = (
     "gemma", "gemma2", "gemma3_text", "gemma3", "nemotron", "qwen3_next", "qwen3_5_text",
     "qwen3_5_moe_text", "qwen3_5_moe", "vaultgemma",
