@@ -1,6 +1,7 @@
 """What files and batches of a key may take, and that nothing uncounted is left on the disk."""
 
 import asyncio
+import sqlite3
 import threading
 import time
 from contextlib import closing
@@ -14,7 +15,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.ids import new_id
 from ridgeline.server.jobs import files as files_module
 from ridgeline.server.jobs.batches import Result
-from ridgeline.server.jobs.database import Database
+from ridgeline.server.jobs.database import NAME, Database
 from ridgeline.server.jobs.folder import open_existing_folder
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.jobs.quotas import Quotas
@@ -116,6 +117,15 @@ def test_a_batch_whose_end_is_not_stored_leaves_no_files(jobs, monkeypatch):
         assert len(on_disk(jobs)) == 3
 
     asyncio.run(work())
+
+
+def test_a_file_whose_row_cannot_be_begun_is_discarded(jobs, tmp_path):
+    jobs._database.run_blocking(lambda db: db.execute("PRAGMA busy_timeout = 0"))
+    with closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DiskError):
+            asyncio.run(add(jobs, b"x"))
+    assert not on_disk(jobs)
 
 
 def refuse(*_):
