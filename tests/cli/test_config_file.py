@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,12 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, text, words):
     assert words in error
     assert str(path) in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file without an end")
+def test_a_file_without_an_end(capsys):
+    assert main(["generate", "--config", "/dev/full", "--prompt", "x"]) == 2
+    assert "it is no such file" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there(capsys):

@@ -120,6 +120,20 @@ def test_a_folder_that_cannot_be_made_is_said_before_a_model_is_looked_for(tmp_p
     assert f"{tmp_path / 'file'} cannot be written" in capsys.readouterr().err
 
 
+def test_files_that_are_no_such_are_said_before_a_model_is_looked_for(base, tmp_path, capsys):
+    (tmp_path / "bytes").write_bytes(bytes(range(200)))
+    (tmp_path / "bytes").chmod(0o600)
+    for option, path, said in (
+        ("--guard-list", "none", "cannot be read: No such file or directory."),
+        ("--guard-list", "bytes", "is not text in UTF-8."),
+        ("--router-key-file", "bytes", "must hold 32 bytes"),
+    ):
+        words = ["serve", "./no-such-model", "--port", "0", option, str(tmp_path / path)]
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+    assert [each.name for each in base.iterdir()] == ["bytes"]
+
+
 def test_a_folder_is_made_for_its_owner_with_those_above_it(tmp_path):
     Database(tmp_path / "a" / "b").close()
     assert {each.stat().st_mode & 0o777 for each in (tmp_path / "a", tmp_path / "a" / "b")} == {

@@ -93,6 +93,14 @@ def test_files_that_expire_are_refused(http):
     assert "files do not expire" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("metadata", [{"k" * 65: "v"}, {"k": "v" * 513}])
+def test_metadata_has_limits(http, metadata):
+    body = {"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"}
+    assert http.post("/v1/batches", json=body | {"metadata": metadata}).status_code == 400
+    fits = http.post("/v1/batches", json=body | {"metadata": {"k" * 64: "v" * 512}})
+    assert fits.status_code == 404  # that file
+
+
 def test_a_batch_answers_every_line_as_online(http):
     batch = finished(http, start(http, batch_file(20))["id"])
     assert batch["status"] == "completed"

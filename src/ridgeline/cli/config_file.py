@@ -12,6 +12,8 @@ from ridgeline.core.spelling import suggestion
 if TYPE_CHECKING:
     import yaml
 
+_MAX_BYTES = 4 << 20
+
 
 class Pairs(argparse.Action):
     """Collects repeated NAME=VALUE arguments into a dictionary."""
@@ -109,7 +111,11 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     import yaml  # not for every command line
 
     try:
-        loader = yaml.SafeLoader(path.read_bytes())
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise SettingsError(f"{path} has more than {_MAX_BYTES:,} bytes: it is no such file.")
+        loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         found = None if root is None else loader.construct_document(root)
     except OSError as error:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import uvicorn
@@ -18,10 +19,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.encryption import read_key
 from ridgeline.core.errors import EngineError, MachineError, NoTokenError, SettingsError
 from ridgeline.core.settings.kv import SHARED_TIERS
 from ridgeline.core.settings.reading import changed_settings
 from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.guard.word_list import WordList
 from ridgeline.engine.loading import Progress
 from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.app import build_app
@@ -83,9 +86,13 @@ async def _serve(
     announce: Announce,
     on_listening: Callable[[str], object] | None,
 ) -> None:
-    # A port or data folder that is taken and bad key files are found before the model is loaded.
+    # A taken port or data folder and files that are no such are found before the model is loaded.
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
+    if config.router_key_file is not None:
+        read_key(Path(config.router_key_file))
+    if config.guard_list is not None:
+        WordList.read(config.guard_list)
     is_shared = any(getattr(engine_config, name) for name in SHARED_TIERS)
     if is_shared and engine_config.encryption_key_file != config.encryption_key_file:
         raise SettingsError("encryption_key_file must be that of the data folder in both settings.")

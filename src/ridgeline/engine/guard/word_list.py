@@ -47,8 +47,10 @@ class WordList:
             if len(data) > MAX_FILE_BYTES:
                 raise SettingsError(f"guard_list may have {MAX_FILE_BYTES:,} bytes.")
             return cls(data.decode().splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"guard_list cannot be read: {error}.") from error
+        except OSError as error:
+            raise SettingsError(f"guard_list {path} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"guard_list {path} is not text in UTF-8.") from error
 
     @property
     def has_patterns(self) -> bool:

@@ -6,6 +6,7 @@ from msgspec import Meta, Raw, Struct
 
 from ridgeline.server.schemas.generation import Name
 
+_Key = Annotated[str, Meta(max_length=64)]
 _Value = Annotated[str, Meta(max_length=512)]
 
 
@@ -15,7 +16,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: Name
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[str, _Value], Meta(max_length=16)] | None = None
+    metadata: Annotated[dict[_Key, _Value], Meta(max_length=16)] | None = None
     output_expires_after: Any = None
 
 
