@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ridgeline.cli import optimize
 from ridgeline.cli.config_file import apply_config_file
 from ridgeline.cli.main import build_parser, main
 from ridgeline.core.config import EngineConfig, with_overrides
@@ -96,6 +97,13 @@ def test_what_cannot_be_is_one_error_before_anything_is_measured(
         assert end.code == 2
     assert says in capsys.readouterr().err
     assert not list(tmp_path.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("option", ["--trace", "--text"])
+def test_files_are_read_before_a_machine_is_calibrated(capsys, monkeypatch, option):
+    monkeypatch.setattr(optimize, "calibration_of", lambda *_, **__: pytest.fail("calibrates"))
+    assert main(["optimize", option, "nowhere"]) == 2
+    assert "nowhere cannot be read: No such file or directory." in capsys.readouterr().err
 
 
 def test_where_nothing_may_win_a_report_is_written(calibrated, tmp_path):

@@ -124,9 +124,14 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 
 def _observed(arguments: argparse.Namespace) -> ObservedTraffic:
-    if arguments.from_server is None:
+    """What a server has seen, or the requests of a trace."""
+    if arguments.from_server is not None:
+        return observed_traffic(arguments.from_server, arguments.api_key)
+    if arguments.trace is None:
         return ObservedTraffic()
-    return observed_traffic(arguments.from_server, arguments.api_key)
+    from ridgeline.planning import read_trace
+
+    return ObservedTraffic(arrivals=read_trace(arguments.trace))
 
 
 def _optimize(
@@ -141,6 +146,7 @@ def _optimize(
     from ridgeline.engine.loading import load_model
     from ridgeline.optimize import Journal, to_json
 
+    texts = _texts(arguments)
     with loading_bar() as progress:
         loaded = load_model(base, progress=progress)
     if not loaded.model.spec.has_head:
@@ -148,7 +154,6 @@ def _optimize(
     predictor = _predictor(base, executor, loaded)
     task = _task(arguments, base, executor, loaded, slo, observed)
     _check_lengths(task, predictor.context)
-    texts = _texts(arguments)
     journal = Journal(_asked(arguments, base, task, texts))
     _announce(arguments.budget, goes_on=bool(journal.kept.visits))
     judge, watch = _judge(task, base, loaded, texts, predictor.context), Watch()
@@ -231,13 +236,11 @@ def _task(
     executor: str,
     loaded: "LoadedModel",
     slo: Slo | None,
-    observed: "Sequence[Arrival]" = (),
+    trace: "Sequence[Arrival]" = (),
 ) -> "Task":
     from ridgeline.optimize import PATTERNS, Objective, Task, declared_space, parse_quality
-    from ridgeline.planning import read_trace
 
     workload = arguments.workload or "chat"
-    trace = observed or (() if arguments.trace is None else read_trace(arguments.trace))
     pattern = None if trace else PATTERNS[workload]
     if pattern is not None and pattern.is_offline and arguments.rate is not None:
         raise InvalidRequestError("A batch is there all at once: it has no --rate.")

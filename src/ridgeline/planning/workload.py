@@ -94,8 +94,10 @@ def read_trace(path: Path) -> list[Arrival]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The trace {path} cannot be read.") from error
+    except OSError as error:
+        raise InvalidRequestError(f"The trace {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"The trace {path} is not text in UTF-8.") from error
     found = []
     for number, text in enumerate(lines, start=1):
         if not text.strip():
