@@ -2,11 +2,12 @@
 
 import math
 import random
+import sys
 
 import pytest
 from tests.decoding.made_up_steps import MadeUpSeconds
 
-from ridgeline.core.protocols import Draft
+from ridgeline.core.protocols import Draft, TokenDraw
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.decoding.drafters import (
     AdaptiveDrafter,
@@ -122,6 +123,16 @@ def test_what_is_drawn_ahead_is_proposed_once_it_may_follow():
     assert (last.token_ids, last.parents) == ((7, 1, 9), (-1, 0, -1))
     last = tree.propose(0, 5)
     assert (last.token_ids, last.parents) == ((7, 1, 8, 9, 9), (-1, 0, -1, 2, -1))
+
+
+def test_an_n_gram_counts_from_when_it_was_said_or_made():
+    drafter = LookaheadDrafter(4)
+    drafter.start(0, [1, 2, 3, 1])
+    draft = drafter.propose(0, 4)
+    assert (draft.token_ids, draft.parents) == ((2, 3, 1), (-1, 0, -1))
+    drafter.see_drawn(0, draft, [1, 0, 0, 8])  # 8 comes after 1 1: later than 2 3 came after 1
+    drafter.extend(0, [1])
+    assert drafter.propose(0, 4).token_ids[:2] == (1, 8)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -253,3 +264,25 @@ def test_the_memory_of_likely_tokens_is_bounded():
         assert drafter.propose(0, 1).token_ids == ()
         drafter.finish(0)
     assert drafter.num_remembered > 0
+
+
+def test_the_namespace_used_longest_ago_is_forgotten_first_and_of_one_alone_the_oldest_token():
+    drafter = RecyclingDrafter(max_tokens=3)
+    for slot, namespace in enumerate(("old", "new")):
+        drafter.start(slot, [1], namespace)
+        drafter.see(slot, [likely(2), likely(3)])
+    assert (drafter.num_remembered, drafter.propose(0, 2).token_ids) == (2, ())
+    assert drafter.propose(1, 2).token_ids == (2, 3)
+    drafter.extend(1, [2, 3])
+    drafter.see(1, [likely(4), likely(1)])
+    assert drafter.num_remembered == 3
+    assert drafter.propose(1, 4).token_ids == (4, 1)
+
+
+@pytest.mark.parametrize("make", [NgramDrafter, SuffixDrafter, RecyclingDrafter])
+def test_nothing_is_held_of_a_sequence_that_ended(make):
+    drafter, draw = make(is_tree=True), TokenDraw(seed=1)
+    drafter.start(0, [1, 2], draw=draw)
+    before = sys.getrefcount(draw)
+    drafter.finish(0)
+    assert sys.getrefcount(draw) == before - 1

@@ -146,6 +146,7 @@ def test_the_nodes_of_a_tree_are_masked_along_their_paths(compiler, tokenizer):
             follower.advance(path[::-1])
             np.testing.assert_array_equal(rows[node + 1], follower.masks(())[0])
     np.testing.assert_array_equal(one.masks(()), before)
+    assert constraint(compiler, regex="c|d").valid((c, d), (-1, -1)) == (0, 1)
 
 
 def test_a_wrong_draft_changes_nothing(compiler, tokenizer):
@@ -211,6 +212,16 @@ def test_what_is_no_grammar_is_refused_with_a_sentence(compiler, wanted):
         compiler.prepare(StructuredOutputs.of(wanted))
     assert "\n" not in str(info.value)
     assert not compiler.is_prepared(StructuredOutputs.of(wanted))
+
+
+def test_one_pattern_has_a_greatest_length(compiler):
+    most = compiler_module.MAX_PATTERN_CHARS
+    for wanted in ({"regex": "a" * most}, {"choice": ["a" * (most + 1)]}):
+        constraint(compiler, **wanted)
+    too_long = "a" * (most + 1)
+    for wanted in ({"regex": too_long}, {"json": {"type": "string", "pattern": too_long}}):
+        with pytest.raises(InvalidRequestError, match=f"may have {most} characters at most"):
+            constraint(compiler, **wanted)
 
 
 @pytest.mark.parametrize(

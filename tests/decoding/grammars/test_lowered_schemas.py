@@ -93,6 +93,8 @@ CASES = [
     ({"type": "integer", "not": {"enum": [3, 5]}}, [2, 4, 6], [3, 5]),
     ({"type": "integer", "not": {"minimum": 3, "maximum": 6}}, [2, 7], [3, 6]),
     ({"type": "boolean", "not": {"const": True}}, [False], [True]),
+    ({"not": {"enum": [[1], {"a": 1}]}}, [[], {}, [1, 2], {"a": 1, "b": 2}], [[1], {"a": 1}]),
+    ({"not": {"enum": [[], {}]}}, [[1], {"a": 1}], [[], {}]),
     ({"type": "string", "not": {"pattern": "\\s"}}, ["ab", ""], ["a b", " "]),
     ({"type": "string", "not": {"pattern": "^[a-c]+$"}}, ["", "abd"], ["abc"]),
     ({"type": "string", "not": {"maxLength": 2}}, ["abc"], ["ab"]),

@@ -2,15 +2,21 @@
 and they have no keyword that llguidance lacks."""
 
 import itertools
+import re
 from functools import partial
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.decoding.grammars.test_lowered_schemas import CASES
+from tests.decoding.grammars.test_lowered_schemas import ABC, CASES
 
-from ridgeline.decoding.grammars.patterns import matches_name
+from ridgeline.decoding.grammars.patterns import (
+    literals_pattern,
+    matches_name,
+    pattern_without,
+    rejected_pattern,
+)
 from ridgeline.decoding.grammars.schema_document import SchemaDocument
 from ridgeline.decoding.grammars.schemas import lowered_schema
 
@@ -143,6 +149,39 @@ def test_schemas_are_disjoint_where_no_value_has_the_types_or_the_values_of_both
     assert not disjoint({"type": "number"}, {"type": "integer"})
     assert not disjoint({"enum": [1, 2]}, {"enum": [2, 3]})
     assert not disjoint({"type": "string"}, True)
+    assert disjoint({"allOf": [{"type": "string"}]}, {"type": "integer"})
+
+
+def test_objects_are_disjoint_where_what_one_requires_the_other_refuses():
+    disjoint = partial(SchemaDocument({}).disjoint, context=True)
+    needs = {"type": "object", "required": ["a"]}
+    closed = {"type": "object", "additionalProperties": False}
+    assert disjoint(needs, closed)
+    assert disjoint(needs | {"properties": {"a": {"type": "null"}}}, closed | ABC)
+    assert not disjoint(needs | {"properties": {"a": {"type": "integer"}}}, closed | ABC)
+    assert not disjoint(needs, closed | {"patternProperties": {"^a": {}}})
+    assert not disjoint(needs, {"type": "object"})
+
+
+def test_a_reference_leads_to_a_schema_or_is_refused():
+    """RFC 6901: ``~1`` stands for a slash, ``~0`` for a tilde."""
+    first, second = {"$anchor": "first"}, {"$id": "https://example.com/second"}
+    root = {"$defs": {"a/b": first, "~": [True, second]}, "title": "text"}
+    target = SchemaDocument(root).target
+    assert target("#") is root
+    assert target("#/$defs/a~1b") is target("#first") is first
+    assert target("#/$defs/~0/1") is target("https://example.com/second") is second
+    assert target("#/$defs/%7E0/0") is True
+    for nowhere in (
+        "#/$defs/c",
+        "#/$defs/~0/2",
+        "#/$defs/~0",
+        "#second",
+        "#/title",
+        "other#/$defs",
+    ):
+        with pytest.raises(ValueError, match="leads to nothing"):
+            target(nowhere)
 
 
 @pytest.mark.parametrize("wanted", [{}, {"type": "string"}, {"description": "x"}, {"format": "x"}])
@@ -169,3 +208,27 @@ def test_a_pattern_is_looked_for_in_a_name_where_that_is_quick():
     assert matches_name("(a+)+$", "a") is None  # takes long where the name does not match
     assert matches_name("a+$", "a" * 300) is None
     assert matches_name("[", "a") is None
+
+
+TEXTS = st.text('ab.^-]\\\n"é', max_size=4)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.lists(TEXTS, max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_patterns_of_texts_match_these_or_all_others(texts, others):
+    for text in texts + others:
+        is_listed, starts = text in texts, text.startswith(tuple(texts))
+        assert bool(re.fullmatch(literals_pattern(texts), text)) is is_listed
+        assert bool(re.fullmatch(pattern_without(texts), text)) is not is_listed
+        prefixes = pattern_without(texts, as_prefixes=True)
+        assert bool(re.fullmatch(prefixes, text)) is not starts
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^a-b", "^ab$", "^", "[ab]", "^[^a]+$", "^[ab]*$", "\\s", "\\W+", "^\\w+$"]
+)
+def test_what_a_pattern_rejects_is_what_is_not_found_by_it(pattern):
+    texts = map("".join, itertools.product("ab- ", repeat=3))
+    for text in ("", "a", "b", "ab", "a-b", *texts):
+        is_rejected = re.fullmatch(rejected_pattern(pattern), text) is not None
+        assert is_rejected is (re.search(pattern, text) is None), text

@@ -82,6 +82,18 @@ def test_no_more_of_a_long_text_is_tokenized_than_a_step_takes(
     assert text_of(tokenizer, tokens) == text
 
 
+@pytest.mark.parametrize("before", ["", "<x>"], ids=["alone", "behind others"])
+def test_the_usual_tokens_are_taken_where_they_are_the_text(before):
+    """A tokenizer may not take the longest token; and it may put something before a text."""
+    texts = [b"a", b"bc", b"abc", b"_a"]
+    tokenizer = SimpleNamespace(
+        encode=lambda text, **_: [0, 1] if text == "abc" and not before else [3, 1, 0, 1],
+        token_bytes=lambda index: texts[index],
+        is_special=lambda _: False,
+    )
+    assert _Source(tokenizer, len(texts), eos_token_id=3)("abc") == [0, 1]
+
+
 def test_a_text_is_tokenized_up_to_what_the_vocabulary_lacks():
     words = {"a": 1, "ab": 2, "abc": 3, "<x>": 4, "c": 5}
     texts = {index: text for text, index in words.items()}

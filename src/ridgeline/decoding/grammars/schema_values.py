@@ -33,14 +33,9 @@ def other_values(values: Sequence[Any]) -> list[Any]:
         found.append({"enum": flags})
     if not any(each is None for each in values):
         found.append({"type": "null"})
-    for kind, fewest in (("array", "minItems"), ("object", "minProperties")):
+    for kind in ("array", "object"):
         same = [each for each in values if kind_of(each) == kind]
-        if not same:
-            found.append({"type": kind})
-        elif not any(same):
-            found.append({"type": kind, fewest: 1})
-        else:
-            found += _other_lengths(kind, same)
+        found += _other_lengths(kind, same) if same else [{"type": kind}]
     return found
 
 
