@@ -5,17 +5,19 @@ from math import ceil
 
 import numpy as np
 import pytest
-from tests.tiny import CONFIG, LATENT
+from tests.tiny import CONFIG, EXPERTS, LATENT
 
 from ridgeline.core.context_ranks import LEAST_TOKENS
 from ridgeline.core.kv_compression import KVWindow
-from ridgeline.core.ops import Attend, BidirectionalAttend, LatentAttend
+from ridgeline.core.ops import Attend, BidirectionalAttend, Head, LatentAttend, MoE
 from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.core.plan import Outputs, Segment
-from ridgeline.models import describe, lower
+from ridgeline.core.plan import Outputs, Pass, Segment
+from ridgeline.models import describe, lower, shard
 from ridgeline.roofline import PricedModel
-from ridgeline.roofline.batch import batch_of, make_batch
+from ridgeline.roofline.batch import batch_of, batches_of, make_batch
 from ridgeline.roofline.op_cost import op_work
+
+BATCH = make_batch([(39, 40)] * 3)
 
 
 def model_of(config, **changes):
@@ -39,11 +41,14 @@ def batches():
         yield segments
 
 
-def keys_of(segment, window):
-    """For each query of a segment, the positions that it sees in a layer with that window."""
+def keys_of(segment, window, chunked=False):
+    """For each query of a segment, the positions that it sees in a layer with that window, or with
+    chunks of its size."""
     for query in range(segment.start, segment.stop):
         before = set(range(query + 1))
-        if window is not None:
+        if chunked:
+            yield {key for key in before if key // window == query // window}
+        elif window is not None:
             yield {key for key in before if key > query - window}
         elif segment.window is not None:
             sinks, last = segment.window
@@ -52,20 +57,36 @@ def keys_of(segment, window):
             yield before
 
 
-@pytest.mark.parametrize("window", [None, 7])
-def test_a_batch_has_the_pairs_and_rows_that_its_queries_see(window):
+@pytest.mark.parametrize(("window", "chunked"), [(None, False), (7, False), (7, True)])
+def test_a_batch_has_the_pairs_and_rows_that_its_queries_see(window, chunked):
     for segments in batches():
         batch = batch_of(segments)
-        seen = [list(keys_of(each, window)) for each in segments]
+        seen = [list(keys_of(each, window, chunked)) for each in segments]
         rows = [len(set().union(*each)) for each in seen]
-        assert batch.visible_pairs(window) == sum(len(keys) for each in seen for keys in each)
-        assert batch.kv_rows(window) == sum(rows)
+        pairs = sum(len(keys) for each in seen for keys in each)
+        assert batch.visible_pairs(window, chunked=chunked) == pairs
+        assert batch.kv_rows(window, chunked=chunked) == sum(rows)
         lengths = [each.num_tokens for each in segments]
-        assert batch.square_pairs(window) == np.dot(lengths, rows)
+        assert batch.square_pairs(window, chunked=chunked) == np.dot(lengths, rows)
         loads = [ceil(3 * length / 8) for length in lengths]
-        assert batch.loaded_rows(window, heads=3, rows=8) == np.dot(loads, rows)
+        loaded = batch.loaded_rows(window, heads=3, rows=8, chunked=chunked)
+        assert loaded == np.dot(loads, rows)
         assert batch.num_tokens == sum(lengths)
         assert batch.logit_rows == sum(each.outputs.sample for each in segments)
+
+
+def test_passes_that_deepen_a_tree_compute_the_last_token_and_the_nodes_so_far():
+    """Of 6 nodes each of two passes adds 3 of the 5 that may have children, as far as they go."""
+    segments = tuple(
+        Segment(slot, start, stop, (1,) * (stop - start), outputs=Outputs(sample=True))
+        for slot, (start, stop) in enumerate([(0, 7), (39, 40)])
+    )
+    first, *later = batches_of(Pass(segments=segments, num_steps=3, num_nodes=6))
+    assert first.num_tokens == 8 and first.logit_rows == 2
+    for batch, nodes in zip(later, (3, 5), strict=True):
+        assert batch.starts.tolist() == [6, 39]
+        assert batch.stops.tolist() == [7 + nodes, 40 + nodes]
+        assert batch.logit_rows == 2 * (1 + nodes)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -161,3 +182,31 @@ def test_ranks_that_share_contexts_exchange_blocks_of_long_ranges_and_splits_of_
     assert exchanged((511, 512)) == (6 * 1 * 18 * 4 / 2, 1)
     assert exchanged((512, 513), (0, 3)) == (6 * (2 + 3) * 18 * 4 / 2, 1)
     assert exchanged((0, long), (511, 512)) == ((long * row + 6 * 18 * 4) / 2, 2)
+
+
+def test_before_the_head_ranks_exchange_the_hidden_states_of_what_they_share():
+    """Of each long range a rank computed a fourth, and has the rest from the others."""
+    model = model_of(CONFIG, layout=ParallelLayout(context=4))
+    head, long = model.ops[-1], 4 * LEAST_TOKENS
+    assert isinstance(head, Head)
+    hidden_bytes = model.spec.hidden_size * 2
+    for bounds, shared in (([(0, long)], 1), ([(0, long), (9, 9 + long)], 2), ([(9, 10)], 0)):
+        work = op_work(head, make_batch(bounds), model)
+        assert work.link_bytes == shared * long * hidden_bytes * 3 / 4
+        assert work.link_messages == shared
+
+
+@pytest.mark.parametrize(("rank", "own"), [(0, 1), (1, 2), (2, 2)])
+def test_ranks_send_what_their_experts_made_to_all_others(rank, own):
+    """Of 5 experts each has so many, and a token goes to 2; all write and read what all made."""
+    spec = describe(EXPERTS).spec
+    model = PricedModel(spec=spec, ops=shard(spec, ParallelLayout(expert=3), rank).ops)
+    plain = model_of(EXPERTS)
+    op, whole = (next(op for op in each.ops if isinstance(op, MoE)) for each in (model, plain))
+    work, alone = (op_work(*each) for each in ((op, BATCH, model), (whole, BATCH, plain)))
+    hidden_bytes = spec.hidden_size * 2
+    assert op.borders[rank + 1] - op.borders[rank] == own
+    assert work.link_bytes == pytest.approx(3 * 2 * hidden_bytes * own / 5 * 2)
+    assert work.link_messages == 1
+    moved = work.activation_bytes - alone.activation_bytes
+    assert moved == 2 * 3 * 2 * hidden_bytes

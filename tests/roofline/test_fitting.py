@@ -234,6 +234,10 @@ def test_marginal_seconds_follow_the_whole():
     for count, start in ((700, 3000), (5000, 1000)):
         whole = predictor.batch_seconds(prefill_batch(count, start=start))
         assert predictor.segment_seconds(count, start) == pytest.approx(whole, rel=0.1)
+    step_s, most = predictor.batch_seconds, predictor.models[ModelRole.TARGET].spec.max_position
+    for start in (4096, most):  # contexts that are priced
+        added_s = step_s(make_batch([(0, 1), (start, start + 512)])) - step_s(make_batch([(0, 1)]))
+        assert predictor.segment_seconds(512, start) == pytest.approx(added_s)
 
 
 def test_formats_that_were_not_measured_have_an_interval_of_their_own():

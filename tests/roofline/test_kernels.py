@@ -15,7 +15,9 @@ FACTORED = replace(number_format("int4"), group_size=128, factor_columns=32)
 CODES = (INT8, number_format("int4"), number_format("int4-g128"), FACTORED)
 
 
-def name_of(form: NumberFormat) -> str:
+def name_of(form: object) -> str | None:
+    if not isinstance(form, NumberFormat):
+        return None
     return form.name + ("-factors" if form.factor_columns else "")
 
 
@@ -43,6 +45,27 @@ def test_a_float_is_loaded_for_a_panel_and_multiplied_for_each_token_and_bfloats
     for form, num_instructions in ((FLOAT32, 1), (BFLOAT16, 1 / 2)):
         kernel = VECTORS.of(form, tokens=8)
         assert (kernel.unpack, kernel.product) == (num_instructions, num_instructions)
+
+
+@pytest.mark.parametrize(
+    ("form", "of_vectors", "of_tiles"),
+    [
+        (INT8, (8 * 4, 8 + 4 / 2), (8 * 4 + 16, (2 + 5) / 2)),
+        (CODES[1], (4 * 4 + 12, 8 + 4), (4 * 4 + 12 + 16, 2 + 5)),
+        (CODES[2], (4 * 4 + 12, 8 + 4 / 4), (4 * 4 + 12 + 16, (2 * 2 + 5) / 4)),
+        (FACTORED, (4 * 4 + 12, 8 + 1 + 4 / 4), (4 * 4 + 12 + 16 + 48, (2 * 2 + 5) / 4)),
+    ],
+    ids=name_of,
+)
+def test_instructions_for_a_block_of_codes_by_hand(form, of_vectors, of_tiles):
+    """A line of each bit, and its codes' shifts and masks, once; for each token its products, and a
+    conversion at each step, of 64, 32 and 128 columns. Tiles need their codes as bytes, 16 more;
+    their products of up to 64 columns take 2, and what ends a step 5."""
+    for kernel, counted in (
+        (VECTORS.of(form, tokens=8), of_vectors),
+        (TILES.of(form, tokens=9), of_tiles),
+    ):
+        assert (32 * kernel.unpack, 32 * kernel.product) == counted
 
 
 @pytest.mark.parametrize("form", [BFLOAT16, *CODES[1:]], ids=name_of)

@@ -15,6 +15,7 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.server.access import PUBLIC_PATH, Access
 from ridgeline.server.app import all_operations
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.continuation import ROUTER_KEY, router_token
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import KeyRing
 from ridgeline.server.origins import Origins
@@ -22,6 +23,7 @@ from ridgeline.server.origins import Origins
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 PATHS = sorted({operation.path.replace(":path", "") for operation in all_operations()})
 SLOW, FAST, ADMIN = "slow-key", "fast-key", "admin-key"
+TOKEN = router_token(bytes(32)).decode()
 
 
 @pytest.fixture(scope="module")
@@ -355,6 +357,22 @@ def through(server, respond=lambda _: 200, *, path="/nothing", key=FAST, **heade
     }
     asyncio.run(Access(app, server)(scope, None, keep))
     return sent[0]["status"], {name.decode(): text.decode() for name, text in sent[0]["headers"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "shown", "status"),
+    [
+        ("/fleet/state", TOKEN, 200),
+        ("/fleet/state", "another", 403),
+        ("/fleet/state", None, 401),
+        ("/v1/models", TOKEN, 401),
+    ],
+)
+def test_a_router_shows_its_key_for_the_state_alone(guarded, monkeypatch, path, shown, status):
+    monkeypatch.setattr(guarded.server, "router_key", bytes(32))
+    headers = {} if shown is None else {ROUTER_KEY.decode(): shown}
+    assert through(guarded.server, path=path, key="", **headers)[0] == status
+    assert through(guarded.server, path=path)[0] == 200
 
 
 @pytest.mark.parametrize("count", [33, 32, 0])

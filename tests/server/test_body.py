@@ -1,5 +1,6 @@
 """The bounds of a JSON body, told without decoding it."""
 
+import asyncio
 import json
 import random
 import time
@@ -11,9 +12,11 @@ from ridgeline.server import body as bodies
 from ridgeline.server.body import (
     MAX_CONTAINERS,
     MAX_DEPTH,
+    ClientDisconnectedError,
     declared_length,
     decode_body,
     decode_request,
+    read_body,
 )
 from ridgeline.server.errors import ApiError
 from ridgeline.server.schemas.chat import ChatRequest
@@ -45,6 +48,29 @@ def test_a_declared_length_is_a_number_within_the_limit():
         with pytest.raises(ApiError) as refused:
             declared_length({b"content-length": text}, 10)
         assert refused.value.status == status
+
+
+def test_a_body_is_read_up_to_its_limit():
+    def read(*pieces):
+        messages = [
+            {"type": "http.request", "body": piece, "more_body": number < len(pieces)}
+            for number, piece in enumerate(pieces, 1)
+        ]
+        told = []
+
+        async def receive():
+            return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+        return asyncio.run(read_body(receive, limit=10, on_bytes=told.append)), told
+
+    assert read(b"12345", b"", b"67890") == (b"1234567890", [5, 0, 5])
+    assert read(b"") == (b"", [0])
+    for pieces in ((b"1" * 11,), (b"123456", b"78901"), (b"12345", b"67890", b"1")):
+        with pytest.raises(ApiError) as refused:
+            read(*pieces)
+        assert refused.value.status == 413
+    with pytest.raises(ClientDisconnectedError):
+        read()
 
 
 def test_depth_is_that_of_the_decoded_value(monkeypatch):
