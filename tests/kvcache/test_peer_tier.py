@@ -279,6 +279,31 @@ def test_one_that_answers_something_else_is_left_alone(said):
         assert tier.num_absent == tier.usage().num_failures == 1
 
 
+def test_a_peer_is_left_alone_for_twice_as_long_until_an_entry_is_read_of_it(monkeypatch):
+    values, waits = iter(([b"no"], [b"no"], [_TRUE], [b"no"])), []
+    call = peer._Peer._start_calling
+
+    def call_at_once(each, wait_s):
+        waits.append(wait_s)
+        call(each, 0.0)
+
+    def answer(question):
+        match question:
+            case Hello():
+                return Hello("model", b"e")
+            case AskSizes():
+                return EntrySizes([len(_TRUE)])
+        return Entries(next(values))
+
+    monkeypatch.setattr(peer._Peer, "_start_calling", call_at_once)
+    with liar(answer) as port, tier_of(port) as tier:
+        for _ in range(4):
+            wait_for(lambda: tier.num_absent == 0)
+            tier._known.clear()
+            found(tier, 1)
+    assert waits == [0.0, 1.0, 2.0, 1.0]
+
+
 def test_a_trickle_is_given_up_at_one_deadline(monkeypatch):
     """Each byte comes in time, and the answer never."""
     monkeypatch.setattr(peer, "_LOOK_S", 0.1)

@@ -71,6 +71,14 @@ def test_entries_come_in_rounds_of_about_so_many_bytes(redis_server, monkeypatch
     assert "cmdstat_mget" not in before
 
 
+def test_of_a_full_server_no_more_is_asked_than_a_round(redis_server, monkeypatch):
+    monkeypatch.setattr(redis_tier, "_ROUND_BYTES", 3000)
+    redis_server.client().config_set("maxmemory", 1)
+    tier = tier_of(redis_server)
+    tier.put_all([make_entry(number) for number in range(7)])  # each of 1,000 bytes and a header
+    assert tier.usage().num_failures == 3
+
+
 def test_a_server_is_used_again_only_once_it_answers(redis_server, monkeypatch):
     monkeypatch.setattr(redis_tier, "_ABSENT_S", 0.01)
     tier = tier_of(redis_server)

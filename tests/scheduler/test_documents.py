@@ -66,6 +66,25 @@ def test_documents_that_take_longer_than_kv_lives_are_computed_once():
     assert computed(executor) == len(asking.prompt_token_ids) + 6  # of each document two again
 
 
+def test_documents_are_held_for_whoever_is_overtaken_when_they_are_there():
+    now_s = 0.0
+    config = make(kv_ttl_s=1.0, max_num_seqs=1, scheduling_policy="edf").config
+    scheduler, executor = Scheduler(config, clock=lambda: now_s), FakeExecutor()
+    asking = asked(0, documents(1), max_tokens=1)
+    scheduler.add(asking)
+    plan = scheduler.schedule()  # of the document
+    scheduler.add(replace(request(1, range(9)), deadline_s=1000.0))
+    while plan is not None:
+        scheduler.update(plan, executor.submit(plan).result())
+        scheduler.check_integrity()
+        now_s += 0.6
+        plan = scheduler.schedule()
+    assert len(executor.plans) > 8
+    assert (
+        computed(executor) == len(asking.prompt_token_ids) + 2 + 9 + 7
+    )  # of the document two again
+
+
 def test_documents_are_taken_over_in_another_order_and_computed_once():
     scheduler, executor = make(), FakeExecutor()
     parts = documents(3)

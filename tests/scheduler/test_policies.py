@@ -14,7 +14,7 @@ from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.scheduler import LinearPredictor
 from ridgeline.scheduler.policies import FairShare
-from ridgeline.scheduler.sequence import Sequence
+from ridgeline.scheduler.sequence import Sequence, SequenceUpdate
 
 
 def poisson(rate, count, *, seed=0):
@@ -154,6 +154,19 @@ def test_a_tenant_that_was_forgotten_has_the_rank_that_it_would_come_back_with()
         policy.left(each)
     assert len(policy._counters) < 1100
     assert {policy.lane_rank(each.lane) for each in (waiting, *others)} == {(100.0,)}
+
+
+def test_a_tenant_is_charged_for_the_tokens_of_all_its_sequences_over_its_weight():
+    """Sheng et al. 2024: a token of input counts once, one of output twice."""
+    policy, scheduler = FairShare({"b": 4.0}), Simulation(scheduling_policy="fair").scheduler
+    first, second, other = (
+        scheduler.add(make_request(n, 0.0, tenant=tenant))[0] for n, tenant in enumerate("aab")
+    )
+    policy.charge_input(first, 5)
+    outputs = ((first, (7, 7, 7)), (second, (7, 7)), (other, (7, 7)))
+    policy.charge_outputs([SequenceUpdate(each, 0, tokens, TOKEN) for each, tokens in outputs])
+    assert policy.lane_rank(first.lane) == policy.lane_rank(second.lane) == (5 + 2 * 5,)
+    assert policy.lane_rank(other.lane) == (2 * 2 / 4,)
 
 
 def test_priority_under_saturation():

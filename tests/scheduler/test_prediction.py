@@ -7,7 +7,12 @@ from tests.scheduler.simulation import Simulation, make_request
 
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.scheduler import LinearPredictor
-from ridgeline.scheduler.prediction import CorrectedPredictor, CurvePredictor, StepCurve
+from ridgeline.scheduler.prediction import (
+    CorrectedPredictor,
+    CurvePredictor,
+    StepBudget,
+    StepCurve,
+)
 
 PREDICTOR = LinearPredictor(pass_s=0.01, token_s=0.0)
 
@@ -36,6 +41,16 @@ def test_before_a_step_was_seen_a_segment_takes_what_is_predicted_and_the_rest_i
     assert not predictor.is_calibrated
     assert predictor.segment_s(2, 3) == 2 * 2 + (4 + 5)
     assert predictor.fixed_s == predictor.remaining_s(new_sequence()) == 0
+
+
+def test_what_was_granted_leaves_fewer_seconds_for_others():
+    predictor = CorrectedPredictor(LinearPredictor(pass_s=9.0, token_s=0.125))
+    budget = StepBudget(20, seconds=1.0, predictor=predictor)
+    assert budget.grant(20, 0) == 8
+    budget.spend_seconds(3, 0)
+    assert budget.grant(20, 0) == 5
+    budget.unbounded()
+    assert budget.grant(30, 0) == 20
 
 
 def test_a_replayed_plan_counts_as_its_steps():

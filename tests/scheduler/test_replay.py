@@ -100,6 +100,27 @@ def test_a_replay_that_comes_short_is_taken_up_again(max_in_flight):
         assert longest(executor) > 4
 
 
+def test_nothing_is_planned_on_top_of_what_a_short_replay_made_void():
+    config = SchedulerConfig(
+        max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=(16,),
+        windows=(None,), block_tokens=4, replay_s=10.0, max_in_flight=2,
+    )  # fmt: skip
+    executor, scheduler = FakeExecutor(max_in_flight=2), Scheduler(config)
+    executor.shorten, executor.may_be_void = (lambda most: min(most, 2)), True
+    scheduler.add(replace(make_requests(0)[0], params=SamplingParams(max_tokens=40)))
+    flights, num_short = [], 0
+    while scheduler.has_work:
+        while len(flights) < 2 and (plan := scheduler.schedule()) is not None:
+            flights.append((plan, executor.submit(plan).result()))
+        plan, result = flights.pop(0)
+        scheduler.update(plan, result)
+        (tokens,) = (each.token_ids for each in result.passes[0])
+        if flights and 0 < len(tokens) < plan.passes[0].num_steps:
+            num_short += 1
+            assert scheduler.schedule() is None
+    assert num_short > 1
+
+
 @pytest.mark.parametrize("length", range(1, 6))
 def test_a_replay_holds_the_blocks_that_it_writes_and_no_more(length):
     config = SchedulerConfig(

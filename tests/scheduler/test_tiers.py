@@ -1,5 +1,6 @@
 """Blocks that leave the pool and come back: outputs are as without, and work is saved."""
 
+import math
 import random
 import threading
 import time
@@ -78,6 +79,67 @@ def test_hits_survive_a_restart_with_the_disk_tier(tmp_path):
         assert tokens == (41 + 2 if not restart else 1 + 2)
         assert output == expected_output(request(0, range(41), max_tokens=3), 0, 64)
         scheduler.close()
+
+
+def test_what_is_not_saved_yet_is_at_the_end(tmp_path):
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [DiskTier(tmp_path, 10**6)], max_num_batched_tokens=64)
+    scheduler.add(request(0, range(41), cache_key=b"k" * 32, max_tokens=1))
+    plan = scheduler.schedule()
+    scheduler.update(plan, executor.submit(plan).result())
+    assert scheduler.transfers.is_busy
+    scheduler.close()
+    assert DiskTier(tmp_path, 10**6).usage().num_entries == 10
+
+
+def test_saves_hold_no_more_than_half_of_the_blocks():
+    executor = FakeExecutor()
+    settings = {"num_blocks": (18,), "max_num_batched_tokens": 64}
+    scheduler = make_with_tiers(executor, [RamTier(10**6)], **settings)
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    run_saves(scheduler)
+    assert scheduler.transfers.stats.saved_blocks == 9
+    assert scheduler.transfers.stats.skipped_blocks == 1
+
+
+@pytest.mark.parametrize(("limit_s", "num_blocks"), [(math.inf, 10), (0.0, 4)])
+def test_a_load_comes_in_parts_and_ends_with_the_one_that_takes_too_long(
+    monkeypatch, limit_s, num_blocks
+):
+    monkeypatch.setattr(transfer_thread, "_BATCH", 4)
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [RamTier(10**6)])
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    run_saves(scheduler)
+    evict_all(scheduler)
+    transfers = scheduler.transfers
+    load = transfers.load(b"k" * 32, Match([], [[]]), range(41), limit_s=limit_s)
+    transfers.poll()
+    assert load.is_done
+    assert transfers.stats.loaded_blocks == num_blocks
+    assert len(scheduler.prefix_cache.match(b"k" * 32, range(41)).nodes) == num_blocks
+
+
+def test_a_hit_in_the_pool_is_a_use_in_every_tier():
+    class Counted(RamTier):
+        def __init__(self):
+            super().__init__(10**6)
+            self.touched = []
+
+        def touch_all(self, keys):
+            self.touched += keys
+            return super().touch_all(keys)
+
+    executor, tiers = FakeExecutor(), [Counted() for _ in range(3)]
+    scheduler = make_with_tiers(executor, tiers)
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    run_saves(scheduler)
+    for tier in tiers:
+        tier.touched.clear()
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    scheduler.transfers.poll()
+    keys = [node.key for node in scheduler.prefix_cache.match(b"k" * 32, range(41)).nodes]
+    assert [tier.touched for tier in tiers] == [keys[::-1]] * 3  # children first: they go first
 
 
 def test_a_prefix_that_was_computed_again_links_up_with_what_is_kept(tmp_path):
