@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.parity.ours import load
+from tests.tiny import SINKS
 from tests.weights.gguf_export import export, write_checkpoint
 from tests.weights.test_gguf_models import CASES, SIZES, assert_equal_weights, logits
 
@@ -277,19 +278,31 @@ def test_importance_matrices_are_those_of_llama_cpp(tmp_path: Path) -> None:
 
 def test_the_old_format_is_read(tmp_path: Path) -> None:
     """``save_imatrix_legacy`` of llama.cpp: name, calls, means times calls; calls, data set."""
-    values = np.arange(8, dtype="<f4")
-    data = b"".join(
-        number.to_bytes(4, "little") if isinstance(number, int) else number
-        for number in (1, 5, b"a.exp", 2, 8, values.tobytes(), 9, 4, b"text")
-    )
-    (tmp_path / "imatrix.dat").write_bytes(data)
-    found = read_imatrix(tmp_path / "imatrix.dat")
-    assert np.array_equal(found.of("a.exp", 4, 1), values[4:] / 2)
-    assert (found.chunks, found.datasets) == (9, ("text",))
-    for length in range(0, len(data) - 12, 3):
-        (tmp_path / "imatrix.dat").write_bytes(data[:length])
+    path, values = tmp_path / "imatrix.dat", np.arange(8, dtype="<f4")
+
+    def read(*parts: int | bytes, length: int | None = None) -> Importance:
+        data = (part if isinstance(part, bytes) else part.to_bytes(4, "little") for part in parts)
+        path.write_bytes(b"".join(data)[:length])
+        return read_imatrix(path)
+
+    entry = (1, 5, b"a.exp", 2, 8, values.tobytes())
+    for end, told in (((), (0, ())), ((9,), (9, ())), ((9, 4, b"text"), (9, ("text",)))):
+        found = read(*entry, *end)  # older files have less
+        assert np.array_equal(found.of("a.exp", 4, 1), values[4:] / 2)
+        assert (found.chunks, found.datasets) == told
+    assert read(1, 1, b"a", 2, 1, values[6:7].tobytes()).of("a", 1) == [3]
+    with pytest.raises(CorruptFileError):
+        read(1, 1, b"a", 2, 0)
+    for length in range(0, 53, 3):
         with pytest.raises(CorruptFileError):
-            read_imatrix(tmp_path / "imatrix.dat")
+            read(*entry, length=length)
+
+
+def test_rows_that_lie_by_turns_are_not_written_as_safetensors(tmp_path: Path) -> None:
+    write_checkpoint(SINKS, tmp_path / "model")
+    with pytest.raises(UnsupportedModelError, match="type gpt_oss are not written as safetensors"):
+        convert_to_safetensors(tmp_path / "model", tmp_path / "back")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_importance_is_used_and_that_of_another_model_refused(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """What is read of a GGUF file's keys, and what is written of them."""
 
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.weights.gguf.config import config_of
 from ridgeline.weights.gguf.decoder_config import MAX_LAYERS, for_each_layer, layer_types
 from ridgeline.weights.gguf.keys import Keys
 from ridgeline.weights.gguf.rope import rope_scaling
@@ -75,6 +77,32 @@ def test_layers_see_everything_by_turns_or_as_the_file_says():
     for num_layers, pattern in ((MAX_LAYERS + 1, 2), (3, np.array([True, False]))):
         with pytest.raises(CorruptFileError):
             sees(num_layers, **{name: pattern})
+
+
+def test_what_a_file_leaves_out_or_sets_to_0_the_model_lacks():
+    def config(architecture, **values):
+        sizes = ("embedding_length", "block_count", "feed_forward_length", "context_length")
+        sizes += ("attention.head_count",)
+        values = dict.fromkeys(sizes, 8) | {"attention.layer_norm_rms_epsilon": 1e-5} | values
+        content = SimpleNamespace(
+            metadata={f"{architecture}.{name}": value for name, value in values.items()},
+            names=lambda: ("token_embd.weight", "output.weight"),
+            shape=lambda _: (100, 8),
+            vector=lambda _: None,
+            format_name=lambda _: "F32",
+        )
+        return config_of(content, architecture)
+
+    experts, window = "expert_count", "attention.sliding_window"
+    assert config("llama")["model_type"] == "llama"
+    assert config("llama", **{experts: 0, window: 0}) == config("llama")
+    assert config("llama", **{window: 4})["model_type"] == "mistral"
+    assert config("llama", **{experts: 4, "expert_used_count": 2})["model_type"] == "mixtral"
+    for gemma in (config("gemma3"), config("gemma3", **{window: 0})):
+        assert gemma["layer_types"] == ["full_attention"] * 8
+        assert gemma["sliding_window"] is gemma["final_logit_softcapping"] is None
+    windowed = config("gemma3", **{window: 4})
+    assert windowed["layer_types"].index("full_attention") == 5 and windowed["sliding_window"] == 4
 
 
 def test_a_scaling_of_positions_is_that_of_a_config():

@@ -48,6 +48,16 @@ def test_a_file_and_a_folder(tmp_path: Path) -> None:
     assert locate_model(f"{tmp_path}:q4_0") == file
     with pytest.raises(ModelNotFoundError, match=r"no single Q5_K_M.*Q4_0, Q8_0"):
         locate_model(f"{tmp_path}:Q5_K_M")
+    for no_quantization in ("", "Q4 0", "-Q4_0"):
+        with pytest.raises(ModelNotFoundError, match="no folder"):
+            locate_model(f"{tmp_path}:{no_quantization}")
+
+
+@pytest.mark.parametrize(("count", "end"), [(2, "m1"), (40, "m9"), (41, "m8 and 1 more")])
+def test_of_many_quantizations_the_first_40_are_told(count: int, end: str) -> None:
+    names = [f"m{number}.gguf" for number in range(count)]
+    with pytest.raises(ModelNotFoundError, match=rf"of m0, .*\b{end}\."):
+        choose_gguf(names, None, "here")
 
 
 def test_a_part_is_missing() -> None:

@@ -13,6 +13,7 @@ from ridgeline.engine.loading import LoadedModel
 from ridgeline.quant.gguf_formats import GGUF_FORMATS
 from ridgeline.weights import expanded_weights
 from ridgeline.weights.gguf import GGUFCheckpoint, GGUFFile, describe_gguf
+from ridgeline.weights.gguf.names import tiled_rows
 
 SIZES = {
     "vocab_size": 101,
@@ -184,6 +185,12 @@ def test_half_formats_hold_the_same_values(tmp_path: Path, kind: str) -> None:
     with GGUFCheckpoint(tmp_path / "x.gguf") as checkpoint:
         dtype = describe_gguf(checkpoint).dtype
     assert dtype == {"F16": "float16", "BF16": "bfloat16"}[kind]
+
+
+def test_value_heads_go_round_the_key_heads_in_files() -> None:
+    """Of 2 key heads with 3 values each a file has the first value of both, and so on."""
+    assert tiled_rows(2, 6, 1).tolist() == [0, 3, 1, 4, 2, 5]
+    assert tiled_rows(2, 4, 2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
 
 
 def test_blocks_are_those_of_the_weights(tmp_path: Path) -> None:

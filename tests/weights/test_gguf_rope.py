@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from ridgeline.core.rope_spec import LongRopeScaling, RopeSpec
 from ridgeline.weights.gguf.keys import Keys
-from ridgeline.weights.gguf.rope import rope_scaling
+from ridgeline.weights.gguf.rope import rope_content, rope_scaling
 
 WIDTH, THETA = 128, 500_000.0
 
@@ -34,6 +35,20 @@ def test_bands_of_llama_3_are_found_whatever_they_are():
         assert (found["rope_type"], found["factor"]) == ("llama3", factor)
         assert found["low_freq_factor"] == pytest.approx(low, rel=1e-3)
         assert found["high_freq_factor"] == pytest.approx(high, rel=1e-3)
+
+
+def test_two_lists_of_factors_are_two_tensors_and_the_length_that_they_change_at():
+    scaling = LongRopeScaling(factors=(1.0, 2.0), attention_factor=1.5)
+    lists = {"long_factor": [1.0, 2.0], "short_factor": [1.0, 1.25]}
+    rope = RopeSpec(theta=THETA, rotary_dim=4, scaling=scaling)
+    for config, length in (
+        ({}, {}),
+        ({"original_max_position_embeddings": 64}, {"rope.scaling.original_context_length": 64}),
+    ):
+        keys, tensors = rope_content(rope, lists, config)
+        assert keys == {"rope.scaling.attn_factor": 1.5} | length
+        for kind in ("long", "short"):
+            assert tensors[f"rope_factors_{kind}.weight"].tolist() == lists[f"{kind}_factor"]
 
 
 def test_factors_of_no_band_are_listed_and_those_that_change_nothing_are_none():

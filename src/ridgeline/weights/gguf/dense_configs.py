@@ -33,10 +33,9 @@ def scaled(keys: Keys, content: GGUFContent, model_type: str, **more: object) ->
     }
 
 
-def _layer_norm(keys: Keys) -> Config:
-    """A decoder with LayerNorm. transformers calls its epsilon by three names."""
-    eps = keys.number(CONFIG_KEYS["layer_norm_epsilon"])
-    return decoder(keys, norm={"layer_norm_eps": eps, "norm_eps": eps, "norm_epsilon": eps})
+def _layer_norm(keys: Keys, name: str = "layer_norm_eps") -> Config:
+    """A decoder with LayerNorm, whose epsilon has this name in the family's configs."""
+    return decoder(keys, norm={name: keys.number(CONFIG_KEYS["layer_norm_epsilon"])})
 
 
 def _gemma(keys: Keys, content: GGUFContent) -> Config:
@@ -136,7 +135,7 @@ def _nemotron(keys: Keys, content: GGUFContent) -> Config:
     names = content.names()
     return (
         WHOLE_HEADS
-        | _layer_norm(keys)
+        | _layer_norm(keys, "norm_eps")
         | {
             "model_type": "nemotron",
             "attention_bias": "blk.0.attn_q.bias" in names,
@@ -147,8 +146,7 @@ def _nemotron(keys: Keys, content: GGUFContent) -> Config:
 
 def _jais2(keys: Keys, content: GGUFContent) -> Config:
     names = content.names()
-    eps = keys.number(CONFIG_KEYS["layer_norm_epsilon"])
-    return decoder(keys, norm={"layer_norm_eps": eps}) | {
+    return _layer_norm(keys) | {
         "model_type": "jais2",
         "attention_bias": "blk.0.attn_q.bias" in names,
         "mlp_bias": "blk.0.ffn_up.bias" in names,

@@ -85,7 +85,6 @@ class Cursor:
         """A string value; what is not UTF-8 becomes U+FFFD, as some files have it in remarks."""
         length = self.unsigned(8)
         if length > _MAX_STRING_BYTES:
-            self.expect(length, "a string")
             raise MalformedError(f"a string at offset {self.position} has {length} bytes")
         return self.take(length).decode("utf-8", "replace")
 
