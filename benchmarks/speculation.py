@@ -242,6 +242,7 @@ def exits(options: argparse.Namespace) -> None:
                 "speculation": "exit",
                 "draft_layers": layers,
                 "num_speculative_tokens": options.length,
+                "draft_shape": options.shape,
             }
             with LLM(options.model, **ONE_BY_ONE, **exit_) as on:
                 _by_temperature(off, on, texts, options, draft_layers=layers)
@@ -466,6 +467,7 @@ def main() -> None:
     one = modes.add_parser("exits")
     one.add_argument("model", nargs="?")
     one.add_argument("--layers", default="1,2,3,4")
+    one.add_argument("--shape", choices=("chain", "tree"), default="chain")
     one.add_argument("--length", type=int, default=4)
     one.add_argument("--texts", type=int, default=8)
     one.add_argument("--rounds", type=int, default=5)

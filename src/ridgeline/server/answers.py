@@ -335,12 +335,11 @@ async def prompt_of(call: Call, conversation: ChatInput) -> str:
     source = server.template_source
     tools = conversation.told_tools
     knows_tools = server.template_knows_tools
+    must_explain = not knows_tools and (tools or "tool_calls" not in source)
 
     def messages() -> list[dict[str, Any]]:
         found = with_template_ids(conversation.messages, source)
-        if knows_tools or not (tools or "tool_calls" not in source):
-            return found
-        return explain_tools(found, tools)
+        return explain_tools(found, tools) if must_explain else found
 
     return await render(
         server,
