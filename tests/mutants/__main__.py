@@ -154,8 +154,18 @@ def _try(
 ) -> list[str]:
     """The survivors of the first mutants of these. What an earlier run found is kept."""
     path = _BUILD / f"{package}.json"
-    known = msgspec.json.decode(path.read_bytes(), type=State).results if path.exists() else {}
-    of_commit, today = commit(), datetime.date.today().isoformat()
+    state = State(
+        seed=args.seed,
+        commit=commit(),
+        date=datetime.date.today().isoformat(),
+        num_possible=len(drawn),
+        results={},
+    )
+    if path.exists():
+        earlier = msgspec.json.decode(path.read_bytes(), type=State)
+        if earlier.seed == args.seed:  # the same draw, beside tests written since
+            state = earlier
+    known = dict(state.results)
     results: dict[str, Result] = {}
     for mutant in drawn:
         if len(results) == args.count:
@@ -173,13 +183,7 @@ def _try(
             print(f"{mutant.name}\n    {killer or 'SURVIVES'}", flush=True)
         survived = killer is None or (before is not None and before.survived)
         results[mutant.name] = Result(killer=killer, survived=survived)
-        state = State(
-            seed=args.seed,
-            commit=of_commit,
-            date=today,
-            num_possible=len(drawn),
-            results=results | known,
-        )
+        state.results = results | known
         path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     left = [name for name, result in results.items() if result.killer is None]
     print(f"{package}: {len(left)} of {len(results)} mutants survive; {len(drawn)} are possible")
