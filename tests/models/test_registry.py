@@ -37,6 +37,14 @@ def test_unknown_model_type(model_type):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"dflash_config": {"mask_token_id": 1}}, {"architectures": ["DFlashDraftModel"]}]
+)
+def test_drafters_of_blocks_are_no_models(changes):
+    with pytest.raises(UnsupportedModelError, match="DFlash drafter, which drafts a block"):
+        describe(LLAMA | changes)
+
+
 @pytest.mark.parametrize("model_type", [None, 3, ["llama"]])
 def test_bad_model_type(model_type):
     with pytest.raises(CorruptFileError, match="model_type"):

@@ -69,6 +69,7 @@ def test_each_draft_s_logits_are_those_of_its_own_head(
         ({}, {"num_speculative_tokens": 15, "draft_shape": "tree"}, "5 in a tree", SettingsError),
         ({"medusa_num_heads": None}, {}, "no medusa_num_heads", CorruptFileError),
         ({"truncated_vocab_size": 9}, {}, "truncated_vocab_size", UnsupportedModelError),
+        ({"dflash_config": {}}, {}, "DFlash drafter", UnsupportedModelError),
         ({"medusa_num_layers": 2}, {}, r"0\.2\.weight", WeightsMismatchError),
     ],
     ids=str,

@@ -15,6 +15,7 @@ from ridgeline.models.draft_head import DraftHeadDefinition
 from ridgeline.models.family import TensorSource
 from ridgeline.models.known_keys import refuse_unsupported, unknown_keys
 from ridgeline.models.tensor_names import LLAMA_TENSORS
+from ridgeline.models.unsupported import refuse_block_drafter
 
 _BUILDERS = {"llama": llama.build, "qwen3": qwen3.build}
 _NAMES = {
@@ -51,6 +52,7 @@ def describe_head(
         UnsupportedModelError: it is no EAGLE-3, or needs what Ridgeline lacks.
     """
     reader = layer = ConfigReader(config)
+    refuse_block_drafter(reader)
     if "speculators_model_type" in reader:
         kind = reader.text("speculators_model_type")
         if kind != "eagle3":

@@ -7,6 +7,7 @@ from ridgeline.models.config import ConfigReader
 from ridgeline.models.draft_head import DraftHeadDefinition
 from ridgeline.models.family import TensorSource
 from ridgeline.models.known_keys import unknown_keys
+from ridgeline.models.unsupported import refuse_block_drafter
 
 # Of what they are trained for, and of the format.
 _INERT = ("base_model_name_or_path", "version", "medusa_choices", "hidden_size", "vocab_size",
@@ -21,6 +22,7 @@ def describe_medusa(config: Mapping[str, object], target: ModelSpec) -> DraftHea
         UnsupportedModelError: its vocabulary is another than the model's.
     """
     reader = ConfigReader(config)
+    refuse_block_drafter(reader)
     spec = MedusaSpec(
         hidden_size=target.hidden_size,
         num_heads=reader.integer("medusa_num_heads", maximum=64),

@@ -15,7 +15,7 @@ from ridgeline.models.classifiers import is_classifier
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import Family, ModelDefinition
 from ridgeline.models.known_keys import refuse_unsupported, unknown_keys
-from ridgeline.models.unsupported import lacking_for
+from ridgeline.models.unsupported import lacking_for, refuse_block_drafter
 
 _MAX_LISTED = 12
 _log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ def describe(
             unknown keys.
     """
     reader = ConfigReader(config, context=context)
+    refuse_block_drafter(reader)
     model_type = reader.text("model_type")
     family = _family(model_type)
     if family is None:

@@ -1,5 +1,6 @@
 """What families that are not supported need and Ridgeline lacks, in words."""
 
+from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.models.config import ConfigReader
 
 # By the start of a ``model_type``; the longest that fits counts.
@@ -21,6 +22,7 @@ _LACKING = {
     "mimo_v2_flash": "heads of V that are narrower than those of K",
     "minimax": "linear attention",
     "mpt": "ALiBi's biases on attention",
+    "muse_glimmer_assistant": "a pass that drafts a block (DFlash)",
     "olmo_hybrid": "the gated delta rule with factors up to 2",
     "opt": "learned positions with an offset",
     "phimoe": "the SparseMixer router",
@@ -47,3 +49,21 @@ def lacking_for(model_type: str, config: ConfigReader) -> str | None:
     if starts:
         return _LACKING[max(starts, key=len)]
     return next((f"{what} ({key})" for key, what in _KEYS.items() if key in config), None)
+
+
+def refuse_block_drafter(config: ConfigReader) -> None:
+    """
+    Raises:
+        UnsupportedModelError: it is of a drafter that drafts a block in one pass, as DFlash (arXiv
+            2602.06036) and what was made of it.
+    """
+    if (
+        "dflash_config" in config
+        or config.text("speculators_model_type", default="") in ("dflash", "dspark")
+        or any("DFlash" in name for name in config.texts("architectures") or ())
+    ):
+        raise UnsupportedModelError(
+            "This is a DFlash drafter, which drafts a block of tokens in one pass, and Ridgeline's "
+            "drafters draft one after the other; speculation eagle3, mtp and medusa take others "
+            "that read the model's hidden states."
+        )
