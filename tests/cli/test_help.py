@@ -1,5 +1,6 @@
 """What somebody sees who asks a command for help, and what may be typed instead of long names."""
 
+import argparse
 import os
 import re
 import shlex
@@ -150,6 +151,49 @@ def test_help_lists_commands_in_groups(capsys):
     ]
     assert "    bench serve  measure" in shown
     assert shown.index("run a model:") < shown.index("serve a model") < shown.index("pull ")
+
+
+def commands_of(parser, name=""):
+    """Parsers of commands and of theirs, with their options."""
+    parser.load_options()
+    if parser._subparsers is None:
+        yield name, parser
+    else:
+        for word, each in parser._subparsers._group_actions[0].choices.items():
+            yield from commands_of(each, f"{name} {word}")
+
+
+def test_help_names_the_default_of_each_option_that_has_one():
+    unnamed = []
+    for name, parser in commands_of(build_parser()):
+        shown = parser._get_formatter()
+        for action in parser._actions:
+            is_flag = isinstance(action.default, bool)
+            if is_flag or action.default in (None, argparse.SUPPRESS, []):
+                continue
+            if "default" not in shown._get_help_string(action):
+                unnamed.append(f"{name} {action.option_strings or action.dest}")
+    assert not unnamed
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("bench --help", "sequences of a decode step; empty for none; default: 1,8,32"),
+        ("bench serve --help", "DIST as --input-len; default: 64"),
+        ("serve --help", "port to listen on; default: 8000"),
+        ("serve --help-all", "tokens in one KV block; default: 16"),
+        ("serve --help-all", "most that the folder may hold; default: 10GiB"),
+        ("serve --help-all", "priority (that of a server)"),
+        ("serve --help-all", "reuse the KV of prefixes that were computed before; default: on"),
+        ("generate --help", "0 is greedy; default: 1 "),
+        ("generate --help", "generation_config.json says goes before these defaults"),
+    ],
+)
+def test_defaults_stand_as_they_are_typed(line, told, capsys):
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_format_of_weights_is_among_the_common_options(capsys):

@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
 import httpx
@@ -27,7 +28,7 @@ class RouterThread:
     """A router on an event loop of its own; `call` runs something there."""
 
     def __init__(self, config):
-        self.router, self._ready = Router(config), threading.Event()
+        self.router, self._ready, self.lines = Router(config), threading.Event(), []
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main(config)))
         self._thread.start()
         assert self._ready.wait(30)
@@ -36,7 +37,7 @@ class RouterThread:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         with closing(open_listener(config)) as listener:
             await serving.run(
-                self.router, listener, lambda _: None, self._listens, stopping=self._stop
+                self.router, listener, self.lines.append, self._listens, stopping=self._stop
             )
 
     def _listens(self, url):
@@ -118,6 +119,37 @@ def test_engines_come_and_go_under_load_and_nothing_is_lost(tmp_path, key_file):
     for name, found in answers:
         assert all(each == expected[name] for each in found), name
     assert names == ["0", "3"]  # a name is of one engine for ever
+
+
+def test_a_router_says_that_it_is_ready_once_an_engine_takes_requests():
+    class Engine(BaseHTTPRequestHandler):
+        status = 503
+
+        def do_GET(self):
+            self.send_response(self.status if self.path == "/health" else 404)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        thread = RouterThread(RouterConfig(engine=(url,), port=0, probe_s=0.05))
+        try:
+            time.sleep(0.2)
+            assert "Ready." not in thread.lines
+            Engine.status = 200
+            deadline_s = time.monotonic() + 20
+            while "Ready." not in thread.lines:
+                assert time.monotonic() < deadline_s, thread.lines
+                time.sleep(0.01)
+            time.sleep(0.2)
+            assert thread.lines.count("Ready.") == 1
+        finally:
+            thread.close()
+            server.shutdown()
 
 
 def test_the_engine_that_keeps_files_stays_and_none_is_there_twice(tmp_path):

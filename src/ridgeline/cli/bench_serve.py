@@ -58,9 +58,13 @@ def add_options(parser: Parser) -> None:
     work.add_argument("--num-requests", type=int, default=100, metavar="N", help="or conversations")
     forms = "N, uniform:A:B, lognormal:MEDIAN:SIGMA:MAX, bimodal:A:B:SHARE"
     work.add_argument("--input-len", type=_length, default="128", metavar="DIST", help=forms)
-    work.add_argument("--output-len", type=_length, default="64", metavar="DIST")
+    work.add_argument(
+        "--output-len", type=_length, default="64", metavar="DIST", help="as --input-len"
+    )
     work.add_argument("--prefix-len", type=int, default=0, metavar="N", help="shared tokens before")
-    work.add_argument("--num-prefixes", type=int, default=1, metavar="N")
+    work.add_argument(
+        "--num-prefixes", type=int, default=1, metavar="N", help="different ones of those"
+    )
     work.add_argument("--turns", type=int, default=1, metavar="N", help="per conversation")
     work.add_argument("--think-s", type=float, default=0.0, metavar="S", help="between turns")
     work.add_argument("--warmup", type=int, default=4, metavar="N", help="requests before")

@@ -53,8 +53,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, module: str | None = None, **kwargs: Any) -> None:
-        raw = argparse.RawDescriptionHelpFormatter  # so that an example is a line
-        super().__init__(formatter_class=raw, **kwargs, allow_abbrev=False)
+        super().__init__(formatter_class=_WithDefaults, **kwargs, allow_abbrev=False)
         self.hidden: list[tuple[argparse.Action, str]] = []
         self._module = module
 
@@ -153,6 +152,23 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
+class _WithDefaults(argparse.RawDescriptionHelpFormatter):  # raw: an example is a line
+    """Names the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        is_flag = isinstance(action.default, bool)
+        return _with_default(action.help or "", None if is_flag else action.default)
+
+
+def _with_default(text: str, value: object) -> str:
+    """A line of --help with a default that it does not name."""
+    if value in (None, argparse.SUPPRESS, [], ()) or "default" in text:
+        return text
+    values = value if isinstance(value, list | tuple) else (value,)
+    shown = ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in values)
+    return f"{text}; default: {shown}".removeprefix("; ")
+
+
 class _HelpAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
         assert isinstance(parser, Parser)
@@ -193,7 +209,8 @@ def add_model_options(parser: Parser) -> None:
 
 def add_sampling_options(parser: Parser) -> None:
     """Every field of `SamplingParams`."""
-    add_settings(parser, SamplingParams, title="sampling")
+    described = "what a model's generation_config.json says goes before these defaults"
+    add_settings(parser, SamplingParams, title="sampling", described=described)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -219,12 +236,19 @@ def given_settings(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, A
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def add_settings(parser: Parser, cls: type[Any], *, title: str, shown: bool = False) -> None:
+def add_settings(
+    parser: Parser,
+    cls: type[Any],
+    *,
+    title: str,
+    described: str | None = None,
+    shown: bool = False,
+) -> None:
     """Every field that a configuration dataclass adds to its bases; its docstring says which.
 
     ``shown`` shows all of them in --help, and not only the common ones.
     """
-    group = parser.add_argument_group(title)
+    group = parser.add_argument_group(title, described)
     hints, texts = typing.get_type_hints(cls), field_docs(cls)
     for field in dataclasses.fields(cls):
         is_own = field.name in cls.__annotations__
@@ -232,7 +256,10 @@ def add_settings(parser: Parser, cls: type[Any], *, title: str, shown: bool = Fa
             continue
         options = _argument_options(field.name, hints[field.name])
         text = texts[field.name].replace("%", "%%")
-        first = _CLAUSE_END.split(text)[0] if field.name in COMMON_OPTIONS else argparse.SUPPRESS
+        first = argparse.SUPPRESS
+        if field.name in COMMON_OPTIONS:
+            first = _with_default(_CLAUSE_END.split(text)[0], _default(field))
+        text = _with_default(text, _default(field))
         action = group.add_argument(
             *_SHORT.get(field.name, ()),
             "--" + field.name.replace("_", "-"),
@@ -243,6 +270,16 @@ def add_settings(parser: Parser, cls: type[Any], *, title: str, shown: bool = Fa
         )
         if not shown:
             parser.hidden.append((action, text))
+
+
+def _default(field: "dataclasses.Field[Any]") -> object:
+    """As it would be typed."""
+    value: object = None if field.default is dataclasses.MISSING else field.default
+    if isinstance(value, bool):
+        return "on" if value else None
+    if field.name.endswith("_bytes") and isinstance(value, int) and value:
+        return f"{value / (1 << 30):g}GiB"
+    return value
 
 
 def _taken(parser: Parser) -> set[str]:

@@ -40,7 +40,11 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--output-len", type=int, default=32, metavar="N", help="output tokens")
     parser.add_argument(
-        "--concurrency", type=numbers(), default=[1, 2, 4, 8, 16, 32], metavar="N,N"
+        "--concurrency",
+        type=numbers(),
+        default=[1, 2, 4, 8, 16, 32],
+        metavar="N,N",
+        help="requests at once",
     )
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="a point and round")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="through all loads")

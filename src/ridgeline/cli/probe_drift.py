@@ -34,7 +34,9 @@ def add_drift_options(parser: Parser) -> None:
     )
     group.add_argument("--text", type=Path, metavar="FILE", help="text or JSONL; default: ours")
     group.add_argument("--questions", type=int, default=24, metavar="N", help="answers compared")
-    group.add_argument("--question-tokens", type=int, default=48, metavar="N")
+    group.add_argument(
+        "--question-tokens", type=int, default=48, metavar="N", help="of each answer"
+    )
 
 
 async def model_name(arguments: argparse.Namespace, target: "HttpTarget") -> str:

@@ -33,7 +33,12 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("url", metavar="URL", help="of a server on this machine")
     parser.add_argument("--api-key", metavar="KEY", help="its admin key")
     parser.add_argument("--slo", metavar="S", help="limits in seconds: ttft=0.5,tpot=0.05")
-    parser.add_argument("--objective", choices=("goodput", "latency", "memory"), default="goodput")
+    parser.add_argument(
+        "--objective",
+        choices=("goodput", "latency", "memory"),
+        default="goodput",
+        help="what is to be best",
+    )
     parser.add_argument(
         "--seconds", type=positive, default=30.0, metavar="S", help="to predict for; default: 30"
     )

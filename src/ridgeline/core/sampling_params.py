@@ -36,7 +36,7 @@ class SamplingParams:
         frequency_penalty: subtracted for each time that a token is in the output.
         logit_bias: added to the logits of these token ids, −100 to 100.
         seed: the same seed gives the same text, whatever else is in the batch; ``None`` draws one.
-        max_tokens: output length limit; without it the output may fill the context, whose end is a
+        max_tokens: output length limit (default: what the context has room for); its end is a
             finish_reason of "length" as well.
         min_tokens: before this many, end-of-sequence and stop tokens are impossible, and stop
             strings do not end the output.

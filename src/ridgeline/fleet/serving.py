@@ -87,8 +87,7 @@ async def run(
     announce(f"Ridgeline routes to {len(router.engines)} engines on {url}")
     for note in dict.fromkeys(note for each in routers for note in _notes(each)):
         announce(note)
-    if any(each.is_up for each in router.engines):
-        announce("Ready.")
+    control.spawn(_become_ready(router, announce))
     if on_listening is not None:
         on_listening(url)
     stopped = asyncio.create_task(stopping.wait())
@@ -103,6 +102,12 @@ async def run(
     stopped.cancel()
     for each in routers:
         await each.close()
+
+
+async def _become_ready(router: Router, announce: Announce) -> None:
+    while not router.num_up:
+        await asyncio.sleep(_POLL_S)
+    announce("Ready.")
 
 
 def _notes(router: Router) -> list[str]:

@@ -76,11 +76,11 @@ class ServerConfig:
     Attributes:
         host: address to listen on; without keys it must be a loopback address.
         port: port to listen on; 0 takes a free one.
-        api_key: a key that clients send; may be given several times.
+        api_key: a key that clients send (default: none is needed); may be given several times.
         api_key_file: TOML file of hashed keys with limits, see docs/server.md.
         admin_api_key: key of the admin endpoints; without it there are none.
-        served_model_name: name that clients use for the model; may be given several times, and the
-            first is the one that answers have.
+        served_model_name: name that clients use for the model (default: its own); may be given
+            several times, and the first is the one that answers have.
         tool_call_parser: how tool calls are written; auto asks the chat template, none is off.
         reasoning_parser: how reasoning is marked; auto asks the chat template, none is off.
         max_queue: requests in progress, beyond which new ones are refused with 429; batch lines do

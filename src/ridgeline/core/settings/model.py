@@ -44,8 +44,8 @@ class ModelSettings:
         strict: an unknown config key is an error, not a warning.
         dtype: float64, float32, bfloat16, float16, or auto for the checkpoint's own.
         quantization: what matrices are quantized to as they are loaded: int8, int4 (a scale for
-            each 32 columns), int4-g64, int4-g128, int3 or int2 (cpu), fp8 (a GPU); the
-            checkpoint's own format with none, or without it. On the cpu executor a checkpoint
+            each 32 columns), int4-g64, int4-g128, int3 or int2 (cpu), fp8 (a GPU), or none
+            (the default): the checkpoint's own format. On the cpu executor a checkpoint
             of as many bits keeps them, and what it left in float is quantized: the head.
         adapters: LoRA adapters by name, each a folder in PEFT's layout; a request chooses one.
         chat_template: a template, or the path of a file that holds one, instead of the model's own.

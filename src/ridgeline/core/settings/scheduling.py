@@ -24,13 +24,15 @@ class SchedulingSettings:
     """What runs next, and with what.
 
     Attributes:
-        max_model_len: longest sequence, prompt and output together, in tokens.
+        max_model_len: longest sequence, prompt and output together, in tokens (default: the
+            model's own, or what memory holds of it).
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step.
         max_num_waiting: samples that may wait (a request has n); more are refused, with the seconds
             to stay away.
-        scheduling_policy: who runs first: fcfs, priority, edf (earliest deadline), or fair (share
-            of service between tenants, as among equal priorities), or an installed policy.
+        scheduling_policy: who runs first: fcfs (the default), priority (that of a server), edf
+            (earliest deadline), or fair (share of service between tenants, as among equal
+            priorities), or an installed policy.
         tenant_weights: a tenant's share under fair or priority, relative to others'; default 1.
         batching: continuous; static (nobody joins a batch that runs); or dynamic (the same, and a
             batch starts when it is full or batch_window_s after its first request).
