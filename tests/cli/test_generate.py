@@ -167,6 +167,21 @@ def test_bad_command_lines_are_one_sentence_and_code_2(model_folder, capsys, opt
     assert named in err
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("none", "cannot be read: No such file or directory."),
+        (".", "cannot be read: Is a directory."),
+        ("binary", "is not UTF-8 text."),
+    ],
+)
+def test_a_prompt_file_that_is_none_is_named_with_the_reason(capsys, tmp_path, name, reason):
+    (tmp_path / "binary").write_bytes(b"\x7fELF\xff")
+    code, _, err = run(capsys, "generate", "--prompt-file", tmp_path / name)
+    assert code == 2
+    assert err == f"error: {tmp_path / name} {reason}\n"
+
+
 def damage(folder, kind):
     """Break a copy of the model folder in one way."""
     weights, config = folder / "model.safetensors", folder / "config.json"

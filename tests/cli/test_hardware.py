@@ -27,6 +27,14 @@ def test_all_of_a_machine_is_told_in_100_columns(capsys):
     assert "order of magnitude of one all-reduce among" in told
 
 
+def test_this_machine_is_offered_only_where_it_is_taken(capsys):
+    for name in ("this", "h100-sxm"):
+        code, _, err = run(capsys, name)
+        assert code == 2
+        assert "hoose one of a10, " in err
+    assert "This machine, which `ridgeline ceilings` measures" in run(capsys, "this")[2]
+
+
 def test_a_machine_without_a_price_says_so(capsys):
     _, out, _ = run(capsys, "mi300x")
     assert "no price: no source is known" in out

@@ -187,7 +187,10 @@ def test_help_names_the_default_of_each_option_that_has_one():
         ("serve --help-all", "priority (that of a server)"),
         ("serve --help-all", "reuse the KV of prefixes that were computed before; default: on"),
         ("generate --help", "0 is greedy; default: 1 "),
-        ("generate --help", "generation_config.json says goes before these defaults"),
+        (
+            "generate --help",
+            "sampling, where the model's generation_config.json says nothing else:",
+        ),
     ],
 )
 def test_defaults_stand_as_they_are_typed(line, told, capsys):

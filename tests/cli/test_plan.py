@@ -106,6 +106,35 @@ def test_the_format_of_the_weights_is_said(capsys):
     assert "weights 10.46 GB in float32" in out
 
 
+def test_a_config_file_is_a_model_as_its_folder_is(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    of_file, of_folder = (
+        run(capsys, str(name), "--hardware", "h100", *SHORT, "--json")[1]
+        for name in (path, tmp_path)
+    )
+    of_file, of_folder = (json.loads(each) | {"model": ""} for each in (of_file, of_folder))
+    assert of_file == of_folder
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "There is no file "),
+        ('{"a": 1,}', "config.json is not valid JSON: "),
+        ("[1]", "config.json holds no JSON object."),
+    ],
+)
+def test_a_config_that_is_none_is_named_with_the_reason(capsys, tmp_path, content, told):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    code, _, err = run(capsys, "--config", str(path), "--hardware", "l4", *SHORT)
+    assert code in (1, 2)
+    assert told in err
+    assert str(path) in err
+
+
 def test_people_are_told_that_it_was_not_measured(capsys):
     code, out, _ = run(capsys, "--shape", "qwen2.5-0.5b", "--hardware", "t4", *SHORT)
     assert code == 0

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import EngineError, OverloadedError
+from ridgeline.core.errors import EngineError, InvalidRequestError, OverloadedError
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.server.jobs import lines
@@ -71,6 +71,43 @@ def test_a_line_of_more_prompts_than_may_wait_fails_alone(model_folder, tmp_path
     assert counts == {"completed": 2, "failed": 2}
     for error in files.errors():
         assert error["response"]["body"]["error"]["code"] == "overloaded"
+
+
+GOOD = '{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {}}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, " cannot be read: No such file"),
+        ("\n", " has no requests."),
+        ("\n[1]", ", line 2: It is not a JSON object."),
+        ('{"url": "/v1/models"}', ", line 1: Its url must be one of /v1/"),
+        ('{"url": []}', ", line 1: Its url must be one of /v1/"),
+        (GOOD + "no JSON", ", line 2: The line is not valid JSON: JSON is malformed: "),
+        (
+            GOOD + GOOD + GOOD,
+            ", line 2: custom_id is there twice. It is the first of 2 lines at fault.",
+        ),
+    ],
+)
+def test_a_file_that_is_no_batch_is_named_with_the_line_and_the_reason(tmp_path, content, told):
+    source = tmp_path / "in.jsonl"
+    if content is not None:
+        source.write_text(content)
+    with pytest.raises(InvalidRequestError) as found:
+        OfflineBatch(source, tmp_path / "out.jsonl", concurrency=1)
+    assert str(found.value).startswith(f"{source}{told}")
+
+
+@pytest.mark.parametrize("text", ["a letter\n", "[1]\n", '{"id": 1}\n'])
+def test_a_file_that_is_no_output_of_a_batch_stays_as_it_is(tmp_path, text):
+    source, output = tmp_path / "in.jsonl", tmp_path / "letter"
+    source.write_text(GOOD)
+    output.write_text(text)
+    with pytest.raises(InvalidRequestError, match="letter is there, and is no output of a batch"):
+        OfflineBatch(source, output, concurrency=1)
+    assert output.read_text() == text
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def add_options(parser: Parser) -> None:
         "--length-penalty",
         type=float,
         metavar="X",
-        help="of --beams: power of the length to divide by; default: 1",
+        help="of --beams: power of the length divided by; default: 1",
     )
     add_sampling_options(parser)
     parser.set_defaults(run=run)

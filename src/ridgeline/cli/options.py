@@ -209,8 +209,8 @@ def add_model_options(parser: Parser) -> None:
 
 def add_sampling_options(parser: Parser) -> None:
     """Every field of `SamplingParams`."""
-    described = "what a model's generation_config.json says goes before these defaults"
-    add_settings(parser, SamplingParams, title="sampling", described=described)
+    title = "sampling, where the model's generation_config.json says nothing else"
+    add_settings(parser, SamplingParams, title=title)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -236,19 +236,12 @@ def given_settings(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, A
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def add_settings(
-    parser: Parser,
-    cls: type[Any],
-    *,
-    title: str,
-    described: str | None = None,
-    shown: bool = False,
-) -> None:
+def add_settings(parser: Parser, cls: type[Any], *, title: str, shown: bool = False) -> None:
     """Every field that a configuration dataclass adds to its bases; its docstring says which.
 
     ``shown`` shows all of them in --help, and not only the common ones.
     """
-    group = parser.add_argument_group(title, described)
+    group = parser.add_argument_group(title)
     hints, texts = typing.get_type_hints(cls), field_docs(cls)
     for field in dataclasses.fields(cls):
         is_own = field.name in cls.__annotations__
@@ -427,6 +420,7 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None:
         return str(arguments.prompt)
     read: Callable[[], bytes]
+    name = arguments.prompt_file or "The prompt"
     if arguments.prompt_file is not None:
         read = arguments.prompt_file.read_bytes
     elif sys.stdin is None or sys.stdin.isatty():  # closed, or nothing is piped into it
@@ -436,6 +430,6 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     try:
         return read().decode()
     except OSError as error:
-        raise InvalidRequestError(f"The prompt cannot be read: {error.strerror}.") from error
+        raise InvalidRequestError(f"{name} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequestError("The prompt is not UTF-8 text.") from error
+        raise InvalidRequestError(f"{name} is not UTF-8 text.") from error

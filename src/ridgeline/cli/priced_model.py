@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.cli.options import Parser
-from ridgeline.core.errors import InvalidRequestError, ModelNotFoundError, NetworkError
+from ridgeline.core.errors import (
+    DiskError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NetworkError,
+)
 from ridgeline.core.formats import NumberFormat, float_format, number_format
 from ridgeline.core.kv_formats import check_kv_format, kv_dtype_name, kv_number_format
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.registry import TUNED, executor_traits
 from ridgeline.executors.traits import ExecutorTraits
-from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
+from ridgeline.models import PRESETS, describe, lower, read_config
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.kernels import GROUPED
@@ -23,7 +28,10 @@ def add_model_options(parser: Parser) -> None:
     """MODEL, --shape, --config, and the formats of numbers."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "model", nargs="?", metavar="MODEL", help="folder, hub name or shape; default: embedded"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, hub name, shape or config.json file; default: embedded",
     )
     which.add_argument("--shape", metavar="NAME", help=f"one of {', '.join(sorted(PRESETS))}")
     which.add_argument("--config", type=Path, metavar="FILE", help="any config.json; no weights")
@@ -175,19 +183,20 @@ def _unknown_model(name: str) -> str:
     near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
     shapes = ", ".join(near or sorted(PRESETS)[:3])
     return (
-        f"There is no folder or shape {name[:80]!a}; give a folder, a shape such as {shapes} "
-        "(--help lists them), or a hub model as OWNER/NAME."
+        f"There is no folder or shape {name[:80]!a}; give a folder, a config.json file, a shape "
+        f"such as {shapes} (--help lists them), or a hub model as OWNER/NAME."
     )
 
 
 def _config(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
-    if arguments.config is not None:
+    shape, path = arguments.shape or arguments.model, arguments.config
+    if path is None and str(arguments.model).endswith(".json") and Path(arguments.model).is_file():
+        path = arguments.model
+    if path is not None:
         try:
-            data = arguments.config.read_bytes()
-        except OSError as error:
-            raise InvalidRequestError(f"{arguments.config} cannot be read.") from error
-        return str(arguments.config), parse_config(data, name=str(arguments.config))
-    shape = arguments.shape or arguments.model
+            return str(path), read_config(Path(path))
+        except (ModelNotFoundError, DiskError) as error:
+            raise InvalidRequestError(str(error)) from error
     if shape in PRESETS:
         return str(shape), dict(PRESETS[str(shape)])
     if arguments.shape is not None:

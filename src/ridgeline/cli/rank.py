@@ -101,12 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _named(arguments: argparse.Namespace, name: str) -> argparse.Namespace:
-    """As `read_model` takes a model: its name, or a file of its configuration."""
-    is_file = name.endswith(".json") and Path(name).is_file()
+    """As `read_model` takes a model."""
     return argparse.Namespace(
-        model=None if is_file else name,
+        model=name,
         shape=None,
-        config=Path(name) if is_file else None,
+        config=None,
         dtype=arguments.dtype,
         quantization=arguments.quantization,
         kv_cache_dtype=arguments.kv_cache_dtype,
@@ -125,10 +124,12 @@ def _machines(arguments: argparse.Namespace) -> "list[Machine]":
         raise InvalidRequestError("Each kind of device is named once.")
     if THIS in names and arguments.count != 1:
         raise InvalidRequestError("There is one machine like this; --count is for others.")
+    # Before this one is measured, for minutes, if it has not been.
+    others = {
+        name: catalogue_machine(catalogue, name, arguments.count) for name in names if name != THIS
+    }
     return [
-        this_machine(calibration_of(default_executor(), anew=False))
-        if name == THIS
-        else catalogue_machine(catalogue, name, arguments.count)
+        others.get(name) or this_machine(calibration_of(default_executor(), anew=False))
         for name in names
     ]
 

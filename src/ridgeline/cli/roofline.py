@@ -122,7 +122,7 @@ def _study(arguments: argparse.Namespace) -> _Study:
     check_machine_options(arguments)
     catalogue = load_catalogue(arguments.catalogue)
     is_this = arguments.hardware.lower() == THIS
-    other = None if is_this else catalogue.device(arguments.hardware)
+    other = None if is_this else catalogue.device(arguments.hardware, or_this=True)
     named = None
     if arguments.datasheet is not None and arguments.datasheet != NO_DATASHEET:
         named = catalogue.device(arguments.datasheet)

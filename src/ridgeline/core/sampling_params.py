@@ -25,7 +25,7 @@ class SamplingParams:
     """Sampling settings of one request; every bound is checked at construction.
 
     Attributes:
-        n: how many independent completions of the prompt.
+        n: independent completions of the prompt.
         temperature: 0 is greedy; logits are divided by it otherwise.
         top_k: keep the k most likely tokens; 0 or −1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this.
@@ -36,8 +36,8 @@ class SamplingParams:
         frequency_penalty: subtracted for each time that a token is in the output.
         logit_bias: added to the logits of these token ids, −100 to 100.
         seed: the same seed gives the same text, whatever else is in the batch; ``None`` draws one.
-        max_tokens: output length limit (default: what the context has room for); its end is a
-            finish_reason of "length" as well.
+        max_tokens: output length limit (default: the context's end); that is a finish_reason of
+            "length" as well.
         min_tokens: before this many, end-of-sequence and stop tokens are impossible, and stop
             strings do not end the output.
         stop: strings at which the output ends.

@@ -54,7 +54,7 @@ def parse_config(data: bytes, *, name: str = "config.json") -> dict[str, object]
     except RecursionError as error:
         raise CorruptFileError(f"{name} is nested too deeply.") from error
     except ValueError as error:  # bad JSON, bad UTF-8, or an integer of thousands of digits
-        raise CorruptFileError(f"{name} is not valid JSON.") from error
+        raise CorruptFileError(f"{name} is not valid JSON: {error}.") from error
     if not isinstance(values, dict):
         raise CorruptFileError(f"{name} holds no JSON object.")
     return values

@@ -45,7 +45,7 @@ def catalogue_machine(catalogue: Catalogue, key: str, count: int = 1) -> Machine
     Raises:
         InvalidRequestError: there is no such device.
     """
-    device = catalogue.device(key)
+    device = catalogue.device(key, or_this=True)
     return Machine(
         key=key.lower(),
         name=device.name,

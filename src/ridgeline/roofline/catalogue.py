@@ -83,8 +83,8 @@ class Catalogue:
     devices: Mapping[str, DeviceSpec]
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    def device(self, key: str) -> DeviceSpec:
-        """The device called ``key``.
+    def device(self, key: str, *, or_this: bool = False) -> DeviceSpec:
+        """The device called ``key``; ``or_this``: in its place ``this`` may be named.
 
         Raises:
             InvalidRequestError: there is none.
@@ -94,9 +94,11 @@ class Catalogue:
             known = ", ".join(sorted(self.devices))
             near = nearest(key.lower(), self.devices)
             choose = "; choose" if near is None else f"; did you mean {near}? Choose"
-            raise InvalidRequestError(
-                f"Unknown hardware {key[:80]!r}{choose} this, or one of {known}."
-            )
+            if key.lower() == "this":
+                choose = ", which `ridgeline ceilings` measures, is not of the catalogue; choose"
+            this = " this, or" if or_this else ""
+            what = "This machine" if key.lower() == "this" else f"Unknown hardware {key[:80]!r}"
+            raise InvalidRequestError(f"{what}{choose}{this} one of {known}.")
         return found
 
     def known_as(self, machine: str) -> DeviceSpec | None:

@@ -85,8 +85,8 @@ async def read_body(
             return bytes(parts)
 
 
-def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """The body as its schema says.
+def decode_body(decoder: msgspec.json.Decoder[T], body: bytes, *, name: str = "The body") -> T:
+    """The body as its schema says; ``name`` is how errors call it.
 
     Raises:
         ApiError: 400 that names the field at fault.
@@ -98,11 +98,11 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except msgspec.ValidationError as error:
         raise invalid(error, decoder.type) from None
     except UnicodeDecodeError:
-        raise bad_request("The body is not valid UTF-8.", code="invalid_json") from None
+        raise bad_request(f"{name} is not valid UTF-8.", code="invalid_json") from None
     except msgspec.DecodeError as error:
         if not body.strip():
-            raise bad_request("The body is empty.", code="invalid_json") from None
-        raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+            raise bad_request(f"{name} is empty.", code="invalid_json") from None
+        raise bad_request(f"{name} is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise bad_request("The JSON is nested too deep.") from None
 

@@ -43,13 +43,13 @@ class ModelSettings:
         load_format: auto, or dummy for random weights of the config's shapes.
         strict: an unknown config key is an error, not a warning.
         dtype: float64, float32, bfloat16, float16, or auto for the checkpoint's own.
-        quantization: what matrices are quantized to as they are loaded: int8, int4 (a scale for
-            each 32 columns), int4-g64, int4-g128, int3 or int2 (cpu), fp8 (a GPU), or none
-            (the default): the checkpoint's own format. On the cpu executor a checkpoint
-            of as many bits keeps them, and what it left in float is quantized: the head.
+        quantization: what matrices are quantized to on load (default: none): int8, int4 (a scale
+            for each 32 columns), int4-g64, int4-g128, int3 or int2 (cpu), fp8 (a GPU);
+            none is the checkpoint's own format. On the cpu executor a checkpoint of as many
+            bits keeps them, and what it left in float is quantized: the head.
         adapters: LoRA adapters by name, each a folder in PEFT's layout; a request chooses one.
         chat_template: a template, or the path of a file that holds one, instead of the model's own.
-        seed: source of the seeds of requests that have none; the same commands give the same text.
+        seed: seeds requests that have none; the same commands give the same text.
     """
 
     model: str | None = None

@@ -25,7 +25,7 @@ class SchedulingSettings:
 
     Attributes:
         max_model_len: longest sequence, prompt and output together, in tokens (default: the
-            model's own, or what memory holds of it).
+            model's); without it, no more than memory holds.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step.
         max_num_waiting: samples that may wait (a request has n); more are refused, with the seconds

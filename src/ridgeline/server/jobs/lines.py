@@ -110,7 +110,7 @@ def read_lines(file: IO[bytes], endpoint: str) -> tuple[list[LinePlace], list[di
 def _check(data: bytes, endpoint: str) -> BatchLine:
     if len(data) > MAX_LINE_BYTES:
         raise bad_request("The line is too long.")
-    line = decode_body(_LINE, data)
+    line = decode_body(_LINE, data, name="The line")
     if line.url != endpoint:
         raise bad_request(f"The url is not the batch's endpoint {endpoint}.", "url", "invalid_url")
     return line

@@ -42,13 +42,14 @@ class OfflineBatch:
             with source.open("rb") as file:
                 places, problems = read_lines(file, _endpoint(source))
         except OSError as error:
-            raise InvalidRequestError(f"The input cannot be read: {error.strerror}.") from error
+            raise InvalidRequestError(f"{source} cannot be read: {error.strerror}.") from error
         if output.exists() and output.samefile(source):
             raise InvalidRequestError("The answers would be written into the input.")
         if problems:
             first = problems[0]
-            where = "" if first["line"] is None else f"Line {first['line']}: "
-            raise InvalidRequestError(where + first["message"])
+            where = "" if first["line"] is None else f", line {first['line']}"
+            others = f" It is the first of {len(problems)} lines at fault." if problems[1:] else ""
+            raise InvalidRequestError(f"{source}{where}: {first['message']}{others}")
         answered = _custom_ids(output) | _custom_ids(self._errors)
         self.total = len(places)
         self._places = [place for place in places if place.custom_id not in answered]
@@ -119,17 +120,18 @@ class OfflineBatch:
 def _endpoint(source: Path) -> str:
     """The url of the first line, which is that of all."""
     with open(source, "rb") as file:
-        for data in file:
+        for number, data in enumerate(file, 1):
             if data.strip():
+                where = f"{source}, line {number}"
                 try:
                     url = json.loads(data).get("url")
                 except (ValueError, AttributeError, RecursionError):
-                    raise InvalidRequestError("Line 1 is not a JSON object.") from None
-                if url in ENDPOINTS:
-                    return str(url)
+                    raise InvalidRequestError(f"{where}: It is not a JSON object.") from None
+                if isinstance(url, str) and url in ENDPOINTS:
+                    return url
                 known = ", ".join(ENDPOINTS)
-                raise InvalidRequestError(f"The url of line 1 must be one of {known}.")
-    raise InvalidRequestError("The input has no requests.")
+                raise InvalidRequestError(f"{where}: Its url must be one of {known}.")
+    raise InvalidRequestError(f"{source} has no requests.")
 
 
 def _custom_ids(path: Path) -> set[str]:
@@ -141,7 +143,12 @@ def _custom_ids(path: Path) -> set[str]:
         for data in file:
             if not data.endswith(b"\n"):
                 break
-            found.add(json.loads(data)["custom_id"])
+            try:
+                found.add(str(json.loads(data)["custom_id"]))
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                raise InvalidRequestError(
+                    f"{path} is there, and is no output of a batch: nothing is written to it."
+                ) from error
             size += len(data)
     if size < path.stat().st_size:
         with open(path, "r+b") as file:
