@@ -1,5 +1,6 @@
 import io
 import json
+import shutil
 import sys
 
 import pytest
@@ -164,6 +165,18 @@ def test_another_model_takes_the_conversation_over(model_folder, capsys, monkeyp
     assert captured.out == twice
     assert "There is no folder" in captured.err
     assert "forgotten: the mat" in captured.err
+
+
+def test_what_is_no_model_leaves_the_loaded_one(model_folder, capsys, monkeypatch, tmp_path):
+    plain = tmp_path / "plain"
+    shutil.copytree(model_folder, plain)
+    (plain / "tokenizer_config.json").write_text("{}")
+    lines = [f"/model {model_folder}/none", f"/model {plain}", "/model", "the cat"]
+    captured = chat(capsys, monkeypatch, model_folder, lines)
+    assert captured.err.count("There is no folder") == 1
+    assert captured.err.count("has no chat template") == 1
+    assert captured.err.count("/help lists the commands") == 1  # it was loaded once
+    assert captured.out == chat(capsys, monkeypatch, model_folder, ["the cat"]).out
 
 
 def test_markdown_is_cut_only_between_blocks():

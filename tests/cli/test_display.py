@@ -1,9 +1,11 @@
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
 from ridgeline.cli import display
+from ridgeline.roofline.live import PhaseReport, RooflineReport
 
 
 @pytest.mark.parametrize(("of_bytes", "shown"), [(True, "30/60 bytes"), (False, "50%")])
@@ -69,6 +71,22 @@ def test_what_is_being_done_is_told_without_a_terminal(monkeypatch, capsys):
     with display.status_line("planning") as show:
         show("planning: h100")
     assert capsys.readouterr().err == "planning: h100\n"
+
+
+def test_measured_seconds_stand_before_predicted_ones():
+    none = PhaseReport(
+        seconds=0.0, steps=0.0, tokens=0, useful_flops=0.0, moved_bytes=0.0, mfu=None, mbu=None,
+        bound=None, predicted_s=None, median_error=None,
+    )  # fmt: skip
+    seen = dataclasses.replace(
+        none, seconds=0.0321, mfu=0.1, mbu=0.5, bound="memory", predicted_s=0.0355
+    )
+    report = RooflineReport(
+        prefill=none, decode=seen, num_steps=1, num_pending=0, drafted=0, accepted=0,
+        overhead_s_per_step=0.0, covered=None, warnings=(), conditions={}, levels={},
+    )  # fmt: skip
+    line = display.roofline_line(report)
+    assert line == "decode MFU 10% MBU 50% (memory), 32.1 ms (predicted 35.5)"
 
 
 def test_what_looks_like_an_emoji_is_shown_as_it_is(capsys):

@@ -52,6 +52,25 @@ def test_a_calibration_that_others_disturbed_says_so_as_it_is_made(
     assert "--calibrate measures anew" in said
 
 
+@pytest.mark.parametrize("has_rounds", [True, False])
+def test_an_interrupted_calibration_says_what_is_kept(
+    predicted_before, capsys, monkeypatch, has_rounds
+):
+    def interrupted(*_, kept_path, **__):
+        if has_rounds:
+            kept_path.write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "calibrate_here", interrupted)
+    calibration_path("cpu").unlink()
+    assert main(["optimize", "--budget", "10s"]) == 130
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("This machine is calibrated first, which the --budget does not count. ")
+    assert "If it is interrupted its whole rounds are kept" in said
+    told = "The rounds so far are kept." if has_rounds else "No round was whole: nothing is kept."
+    assert said.endswith(f"Stopped. {told}")
+
+
 @pytest.mark.parametrize("share", [0.5, 0.1])
 def test_a_calibration_is_not_replaced_by_one_that_was_begun_under_load(
     predicted_before, capsys, monkeypatch, share

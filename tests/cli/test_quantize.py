@@ -29,6 +29,7 @@ def test_a_folder_becomes_a_smaller_one_and_the_table_tells(folder, text, tmp_pa
     assert main(words) == 0
     captured = capsys.readouterr()
     assert "peak " in captured.err
+    assert "Measuring the quality on 2 texts (--no-quality leaves it out)." in captured.err
     lines = captured.out.splitlines()
     assert lines[0].startswith(f"{out}: ")
     assert "of rounding to the nearest" in lines[0]
@@ -39,6 +40,15 @@ def test_a_folder_becomes_a_smaller_one_and_the_table_tells(folder, text, tmp_pa
     assert main([*words[:4], "--resume", "--no-quality", *QUICK]) == 0
     assert main([*words, "--no-quality"]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_the_name_of_a_gguf_file_is_its_format(tmp_path, capsys):
+    out = tmp_path / "out.gguf"
+    words = ["quantize", "embedded", "-o", str(out), "--method", "rtn", "--no-quality"]
+    assert main([*words, "--gguf-type", "q8_0"]) == 0
+    assert out.read_bytes()[:4] == b"GGUF"
+    assert main([*words, "--format", "gptq"]) == 2
+    assert "is a GGUF file by its name, not a folder of --format gptq" in capsys.readouterr().err
 
 
 def test_settings_come_from_a_file_and_the_command_line_goes_before(folder, tmp_path, capsys):
@@ -77,7 +87,11 @@ def test_eval_compares_with_a_reference_and_knows_its_noise(folder, text, tmp_pa
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--gguf-type", "q4_0"), ("--method", "rtn", "--calibration", "embedded"), ("-o", "x.gguf")],
+    [
+        ("--gguf-type", "q4_0"),
+        ("--method", "rtn", "--calibration", "embedded"),
+        ("-o", "x.gguf", "--format", "gptq"),
+    ],
 )
 def test_what_would_have_no_effect_is_refused(arguments, tmp_path, capsys):
     assert main(["quantize", "-o", str(tmp_path / "out"), *arguments]) != 0

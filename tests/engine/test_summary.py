@@ -37,6 +37,11 @@ def test_without_a_calibration_nothing_is_predicted(model_folder, tmp_path, monk
     assert "speed not predicted (`ridgeline roofline` measures" in line
 
 
+def test_random_weights_are_called_so(model_folder):
+    line = summary(model_folder, executor="reference", dtype="float32", load_format="dummy")
+    assert "random float32 weights, 32 bits" in line
+
+
 def test_with_one_there_is_a_speed_with_its_interval(model_folder, calibrated):
     line = summary(model_folder, executor="reference", dtype="float32")
     found = re.search(r"predicted (\S+) tok/s \((\S+)–(\S+)\)", line).groups()

@@ -22,11 +22,13 @@ from ridgeline.cli.display import (
 )
 from ridgeline.cli.options import engine_settings, given_settings
 from ridgeline.cli.transcript import Transcript, quoted_file, read_text
-from ridgeline.core.errors import InvalidRequestError, RidgelineError
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import ChatTemplateError, InvalidRequestError, RidgelineError
 from ridgeline.core.request import FinishReason, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spelling import suggestion
 from ridgeline.engine.llm import LLM
+from ridgeline.engine.loading import describe_model
 from ridgeline.engine.stream import CompletionStream
 from ridgeline.text.output import (
     Content,
@@ -304,6 +306,11 @@ class Chat:
         """Show the model, or load another; the conversation goes on with it."""
         if name:
             before = self._name
+            settings = engine_settings(self._arguments)
+            with loading_bar() as progress:  # what is no model leaves the one that is there
+                described = describe_model(EngineConfig(model=name, **settings), progress=progress)
+            if described.chat_template is None:
+                raise ChatTemplateError(f"{name} has no chat template.")
             self._llm.close()  # first: two may not fit
             try:
                 self._llm = self._opened(name)

@@ -35,7 +35,9 @@ def add_options(parser: Parser) -> None:
         "--split-max-size", type=num_bytes, metavar="SIZE", help="of GGUF: tensors of one file"
     )
     parser.add_argument(
-        "--requantize", action="store_true", help="of GGUF: take a model that is quantized already"
+        "--requantize",
+        action="store_true",
+        help="of GGUF: take a model that is quantized already; the errors of both add up",
     )
     parser.add_argument(
         "--dtype", choices=_DTYPES, help="of safetensors: the number format; default IN's"

@@ -213,7 +213,7 @@ def roofline_line(report: RooflineReport) -> str:
         text = f"{name} MFU {phase.mfu:.0%} MBU {phase.mbu:.0%}"
         text += f" ({phase.bound})" if phase.bound else ""
         if phase.predicted_s:
-            text += f", predicted {phase.predicted_s * 1e3:.1f} of {phase.seconds * 1e3:.1f} ms"
+            text += f", {phase.seconds * 1e3:.1f} ms (predicted {phase.predicted_s * 1e3:.1f})"
         parts.append(text)
     if parts and report.prefill.mfu is None and report.decode.mfu is None:
         parts.append("`ridgeline roofline` measures the ceilings")

@@ -100,13 +100,18 @@ def calibration_of(executor: str, *, anew: bool, quick: bool = False) -> Calibra
         quick = quick or not anew
         how = "about 90 s (--calibrate measures more, in minutes)" if quick else "5 to 15 minutes"
         print(
-            f"Calibrating the {executor} executor here, once: {how}. It can be interrupted, and "
-            "goes on with the same command.",
+            f"Calibrating the {executor} executor here, once: {how} on an idle machine. If it is "
+            "interrupted its whole rounds are kept, and the same command goes on.",
             file=sys.stderr,
         )
         kept = path.with_suffix(".quick" if quick else ".full")
-        with loading_bar(of_bytes=False) as progress:
-            found = calibrate_here(executor, quick=quick, kept_path=kept, progress=progress)
+        try:
+            with loading_bar(of_bytes=False) as progress:
+                found = calibrate_here(executor, quick=quick, kept_path=kept, progress=progress)
+        except KeyboardInterrupt:
+            told = "The rounds so far are" if kept.exists() else "No round was whole: nothing is"
+            print(f"Stopped. {told} kept.", file=sys.stderr)
+            raise
         save(found, path)
         if (disturbed := disturbance(found)) is not None:
             print(f"The calibration is kept, but {disturbed}.", file=sys.stderr)

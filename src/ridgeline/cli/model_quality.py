@@ -122,6 +122,7 @@ def print_quality(
     from ridgeline.engine.llm import LLM
     from ridgeline.evaluation import QualitySum, served_log_probabilities
 
+    announce(f"Measuring the quality on {len(documents)} texts (--no-quality leaves it out).")
     alone, served = QualitySum(), QualitySum()
     written = LayeredModel.open(str(path))
     for (tokens, reference), (_, found) in zip(

@@ -18,7 +18,7 @@ from ridgeline.cli.display import (
     output_console,
     print_paragraph,
 )
-from ridgeline.cli.hardware import calibration_of, this_engine_memory
+from ridgeline.cli.hardware import calibration_of, kept_calibration, this_engine_memory
 from ridgeline.cli.observed import ObservedTraffic, observed_traffic
 from ridgeline.cli.options import Parser, add_model_options, duration, engine_settings, positive
 from ridgeline.cli.report_file import check_new_files
@@ -151,6 +151,8 @@ def _optimize(
         loaded = load_model(base, progress=progress)
     if not loaded.model.spec.has_head:
         raise UnsupportedModelError("Only models that generate text have settings to choose here.")
+    if kept_calibration(executor) is None:
+        announce("This machine is calibrated first, which the --budget does not count.")
     predictor = _predictor(base, executor, loaded)
     task = _task(arguments, base, executor, loaded, slo, observed)
     _check_lengths(task, predictor.context)

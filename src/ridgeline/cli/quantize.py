@@ -63,11 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _recipe(arguments: argparse.Namespace) -> Recipe:
     """What is asked for, unless a part of it would have no effect."""
     given = given_settings(arguments, Recipe)
+    if arguments.out.suffix.lower() == ".gguf":
+        given.setdefault("format", "gguf")
     recipe = Recipe(**given)
     if recipe.format != "gguf" and "gguf_type" in given:
         raise InvalidRequestError("--gguf-type has no effect without --format gguf.")
-    if recipe.format != "gguf" and arguments.out.suffix == ".gguf":
-        raise InvalidRequestError(f"{arguments.out} is a GGUF file by its name: add --format gguf.")
+    if recipe.format != "gguf" and arguments.out.suffix.lower() == ".gguf":
+        raise InvalidRequestError(
+            f"{arguments.out} is a GGUF file by its name, not a folder of --format {recipe.format}."
+        )
     if not recipe.is_calibrated and hasattr(arguments, "calibration"):
         raise InvalidRequestError(f"--calibration has no effect with --method {recipe.method}.")
     return recipe

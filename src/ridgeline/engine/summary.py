@@ -25,6 +25,7 @@ from ridgeline.scheduler.prediction import (
     LinearPredictor,
     StepCurve,
 )
+from ridgeline.weights import DummyWeights
 
 _CONTEXT = 512  # tokens before the one whose seconds are predicted
 _PROMPT, _FAR = 256, 2048
@@ -92,9 +93,11 @@ def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Obs
     form = priced.main_format
     kv_tokens = max(config.num_blocks, default=0) * config.block_tokens
     ranks = f", {config.num_ranks} ranks" if config.num_ranks > 1 else ""
+    random = "random " if isinstance(model.weights, DummyWeights) else ""
     parts = [
         f"{Path(name).name if Path(name).exists() else name} on {config.executor}{ranks}",
-        f"{form.name} weights, {bits_per_weight(priced):.3g} bits, {_size(weights_bytes(priced))}",
+        f"{random}{form.name} weights, {bits_per_weight(priced):.3g} bits, "
+        + _size(weights_bytes(priced)),
         f"context {config.max_model_len:,}"
         + (f", KV cache for {kv_tokens:,} tokens" if config.num_blocks else ""),
     ]
