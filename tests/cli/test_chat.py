@@ -175,7 +175,7 @@ def test_what_is_no_model_leaves_the_loaded_one(model_folder, capsys, monkeypatc
     captured = chat(capsys, monkeypatch, model_folder, lines)
     assert captured.err.count("There is no folder") == 1
     assert captured.err.count("has no chat template") == 1
-    assert captured.err.count("/help lists the commands") == 1  # it was loaded once
+    assert captured.err.count(" weights, ") == 1  # it was loaded once
     assert captured.out == chat(capsys, monkeypatch, model_folder, ["the cat"]).out
 
 
@@ -189,6 +189,34 @@ def test_run_is_another_name_of_chat(model_folder, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("/exit\n"))
     assert main(["run", str(model_folder)]) == 0
     assert "/help lists the commands" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("{model}", "the cat", "--temperature", "0", "--max-tokens", "5"),
+        ("{model}", "--temperature", "0", "--max-tokens", "5", "the", "cat"),
+        ("{model}", "--temperature", "0", "--max-tokens", "5", "-p", "the cat"),
+    ],
+)
+@pytest.mark.parametrize("piped", ["", "in the sun\n"])
+def test_one_prompt_is_answered_alone(model_folder, capsys, monkeypatch, words, piped):
+    with LLM(str(model_folder)) as llm:
+        asked = "in the sun\n\nthe cat" if piped else "the cat"
+        (expected,) = llm.chat([{"role": "user", "content": asked}], GREEDY)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
+    assert main(["run", *(word.format(model=model_folder) for word in words)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == expected.outputs[0].text + "\n"
+    assert "/help" not in captured.err
+
+
+def test_a_prompt_that_is_there_twice_or_follows_bytes_is_refused(capsys, monkeypatch):
+    assert main(["run", "embedded", "a", "-p", "b"]) == 2
+    assert "The prompt is there twice" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    assert main(["run", "embedded", "a"]) == 2
+    assert "Standard input is not UTF-8 text." in capsys.readouterr().err
 
 
 def test_several_answers_are_refused(model_folder, capsys):

@@ -104,7 +104,9 @@ def test_an_option_takes_numbers_or_the_word_that_is_no_number(capsys):
         (("rerank", "-q", "x", "-np", "9"), "no option -np: here it is --max-num-seqs"),
         (("serve", "-p", "80"), "no option -p: here it is --port"),
         (("serve", "--cpu-offload-gb", "4"), "--weights-memory-bytes is what stays in memory"),
-        (("run", "qwen", "why is it so"), "unexpected argument why is it so; a prompt is given as"),
+        (("generate", "qwen", "why is it so"), "argument why is it so; a prompt is given as -p"),
+        (("serve", "--temp", "0.2"), "no option --temp: requests say how they are sampled"),
+        (("generate", "--temp", "0.2"), "no option --temp: here it is --temperature"),
         (("serve", "--reload"), "no option --reload (see"),
         (("tune", "-c", "9"), "no option -c (see"),
         (("ps",), "no command ps: the `/api/ps` of a running server"),
@@ -123,13 +125,57 @@ def test_what_other_programs_call_it_is_answered_with_our_name(words, told, caps
     assert told in capsys.readouterr().err
 
 
+# What guides of these programs use most.
+BEST_KNOWN = {
+    "serve": (
+        # llama-server
+        "-m -c -n -t -b -ub -ngl -fa -np -cb -ctk -ctv -md -hf -hff -a --host --port --api-key "
+        "--temp --top-k --top-p --min-p --mlock --no-mmap --numa --jinja --chat-template-file "
+        "--embeddings --reranking --metrics --slots --lora --rope-scaling --mmproj --alias -sm -ts "
+        "--n-cpu-moe --reasoning-format --draft-max --cache-reuse --slot-save-path --no-webui "
+        # vllm serve
+        "--model --dtype --max-model-len --gpu-memory-utilization --tensor-parallel-size "
+        "--pipeline-parallel-size --data-parallel-size --enable-expert-parallel --quantization "
+        "--served-model-name --trust-remote-code --enforce-eager --max-num-seqs --tokenizer "
+        "--max-num-batched-tokens --enable-prefix-caching --no-enable-prefix-caching --seed "
+        "--kv-cache-dtype --enable-auto-tool-choice --tool-call-parser --reasoning-parser "
+        "--chat-template --swap-space --cpu-offload-gb --block-size --download-dir --revision "
+        "--load-format --enable-lora --lora-modules --speculative-config --disable-log-requests "
+        "--enable-chunked-prefill --limit-mm-per-prompt --guided-decoding-backend --hf-overrides "
+        "--generation-config --distributed-executor-backend --task --runner --compilation-config"
+    ),
+    "generate": (  # llama-cli
+        "-m -p -n -c -t -f -s -b -ngl -fa -e -i -cnv -no-cnv --temp --top-k --top-p --min-p "
+        "--repeat-penalty --repeat-last-n --mirostat --color --grammar --json-schema -j --mlock "
+        "--no-mmap --ignore-eos --keep --no-display-prompt -hf --lora -md --samplers -v --seed"
+    ),
+    # ollama
+    "run": "--verbose --format --think --hidethinking --keepalive --nowordwrap --insecure",
+}
+
+
+@pytest.mark.parametrize("command", BEST_KNOWN)
+def test_the_best_known_options_of_others_are_taken_or_answered(command):
+    parser = build_parser(command)._subparsers._group_actions[0].choices[command]
+    parser.load_options()
+    known = frozenset(parser._option_string_actions)
+    words = BEST_KNOWN[command].split()
+    assert not [w for w in words if w not in known and not other_programs.meant_option(w, known)]
+
+
 def test_our_names_for_what_others_have_are_there():
     known = build_parser().parse_args(["serve"]).settings_parser._option_string_actions
-    ours = set(other_programs._OPTIONS.values()) - {"--gguf-type", "--prompt-file"}
-    ours -= {"--max-tokens", "--temperature", "--repetition-penalty"}  # of generate
-    ours -= {"--num-requests"}  # of bench serve
-    assert ours <= set(known)
+    everything = {
+        option
+        for _, parser in commands_of(build_parser())
+        for option in parser._option_string_actions
+    }
+    assert other_programs._SAMPLING | set(other_programs._NAMES) <= everything
     assert not other_programs._OPTIONS.keys() & set(known)
+    told = " ".join(other_programs._TOLD)
+    assert set(re.findall(r"`ridgeline ([a-z-]+)", told)) <= {*COMMANDS, "--version"}
+    assert set(re.findall(r" (--[a-z-]+)", told)) <= {*everything, "--version"}
+    assert max(map(len, other_programs._TOLD)) < 120
     assert not other_programs.COMMANDS.keys() & set(COMMANDS)
     told = " ".join([*other_programs.COMMANDS.values(), *other_programs.BENCH_COMMANDS.values()])
     assert set(re.findall(r"`ridgeline ([a-z]+)", told)) <= set(COMMANDS)

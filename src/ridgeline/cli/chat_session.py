@@ -98,7 +98,7 @@ class Chat:
         self._name = name
         self._reasoning_parser = choose_reasoning_parser(llm.chat_template.source)
         self._params = SamplingParams(**{**llm.sampling_defaults, **self._given})
-        error_console.print(f"{llm.summary.line}\n{HELP}", style="dim", markup=False)
+        error_console.print(llm.summary.line, style="dim", markup=False)
         if name is None:
             error_console.print(_DEMONSTRATION, style="yellow")
         return llm

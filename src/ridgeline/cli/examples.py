@@ -34,6 +34,7 @@ EXAMPLES = {
     "chat": (
         "ridgeline chat Qwen/Qwen3-0.6B --quantization int4",
         "ridgeline chat model.gguf --system 'Answer briefly.'",
+        "ridgeline chat Qwen/Qwen3-0.6B 'Why is the sky blue?'",
     ),
     "pull": (
         "ridgeline pull Qwen/Qwen3-0.6B --alias qwen",

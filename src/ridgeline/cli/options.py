@@ -68,9 +68,13 @@ class Parser(argparse.ArgumentParser):
         for word in self._own_options(words):
             self._check_option(word)
         found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
+        several = [each for each in self._get_positional_actions() if each.nargs == "*"]
+        if several and not any(word.startswith("-") for word in unknown):
+            # argparse takes none of those that follow an option.
+            setattr(found, several[0].dest, [*getattr(found, several[0].dest), *unknown])
+        elif unknown:
             self._refuse(unknown[0])
-        return found, unknown
+        return found, []
 
     def load_options(self) -> None:
         """Import the module that has the options, if there is one still to import."""
@@ -419,14 +423,25 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     """
     if arguments.prompt is not None:
         return str(arguments.prompt)
-    read: Callable[[], bytes]
-    name = arguments.prompt_file or "The prompt"
     if arguments.prompt_file is not None:
-        read = arguments.prompt_file.read_bytes
-    elif sys.stdin is None or sys.stdin.isatty():  # closed, or nothing is piped into it
+        return _utf8(arguments.prompt_file.read_bytes, str(arguments.prompt_file))
+    if (text := piped_text()) is None:
         raise InvalidRequestError("Give a prompt: --prompt, --prompt-file, or standard input.")
-    else:
-        read = sys.stdin.buffer.read
+    return text
+
+
+def piped_text() -> str | None:
+    """Standard input; ``None`` if it is closed, or nothing is piped into it.
+
+    Raises:
+        InvalidRequestError: it cannot be read, or is not UTF-8.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
+    return _utf8(sys.stdin.buffer.read, "Standard input")
+
+
+def _utf8(read: Callable[[], bytes], name: str) -> str:
     try:
         return read().decode()
     except OSError as error:
