@@ -35,6 +35,8 @@ class DraftPasses(ABC):
 
     def passes(self) -> tuple[tuple[Pass, ...], dict[int, tuple[int, ...]]]:
         """This step's passes, which come before the target's, and references by slot."""
+        if not self._proposals:
+            return (), {}
         passes: list[Pass] = []
         references: dict[int, tuple[int, ...]] = {}
         output = 0

@@ -243,12 +243,14 @@ class Speculation:
         if self._draft_model is None:
             return (Pass(segments=tuple(segments)),) if segments else ()
         passes, references = self._draft_model.passes()
-        targets = tuple(
-            each._replace(token_ids=each.token_ids[: -each.num_drafts] + references[each.slot])
-            if each.num_drafts and each.token_ids[-1] == _TO_COME
-            else each
-            for each in segments
-        )
+        targets = tuple(segments)
+        if references:
+            targets = tuple(
+                each._replace(token_ids=each.token_ids[: -each.num_drafts] + references[each.slot])
+                if each.num_drafts and each.token_ids[-1] == _TO_COME
+                else each
+                for each in segments
+            )
         behind = self._draft_model.passes_behind(targets)
         return (*passes, Pass(segments=targets), *behind) if targets else passes
 
@@ -268,7 +270,7 @@ class Speculation:
 
     def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
         """Take the draft model's proposals."""
-        if self._draft_model is None or {each.role for each in plan.passes} == {ModelRole.TARGET}:
+        if self._draft_model is None or all(p.role is ModelRole.TARGET for p in plan.passes):
             return
         self._draft_model.note_computed()
         states = {state.slot: state for state in self._states.values()}

@@ -137,8 +137,11 @@ class AdaptiveDrafter(Drafter):
         if plan.passes[-1].role is not ModelRole.TARGET:
             self._drafting_s += seconds
             return
-        self._costs.observe(plan, seconds, is_plain=not self._was_asked)
-        self._budget.observe(plan, seconds + self._drafting_s, was_asked=self._was_asked)
+        if self._costs.observe(plan, seconds, is_plain=not self._was_asked):
+            seconds += self._drafting_s
+            self._budget.observe(plan.passes[-1], seconds, was_asked=self._was_asked)
+        else:
+            self._budget.skip()
         self._was_asked, self._drafting_s = False, 0.0
 
     def rest_steps(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import Pass
 from ridgeline.decoding.drafters.control import StepCosts
 
 SHARE = 0.01  # of the time of decode steps
@@ -23,11 +23,14 @@ class Budget:
         self._lost = -CREDIT
         self._each = 0.0  # what a token of one sequence is worth that was accepted in this step
 
-    def observe(self, plan: StepPlan, seconds: float, *, was_asked: bool) -> None:
-        """A step ended; what its drafts `gained` is told after it."""
-        target = plan.passes[-1]
+    def skip(self) -> None:
+        """A step with a prompt in it ended: nothing is lost, and nothing `gained`."""
         self._each = 0.0
+
+    def observe(self, target: Pass, seconds: float, *, was_asked: bool) -> None:
+        """A step that decoded ended; what its drafts `gained` is told after it."""
         if not self._costs.knows_plain(target):
+            self.skip()
             return
         self._each = 1.0 / len(target.segments)
         if was_asked:

@@ -120,16 +120,22 @@ class StepCosts:
         draft_s = self._seconds(num_sequences, mean_length, 1, ModelRole.DRAFT)
         return lambda wanted: np.interp(wanted, tokens, seconds), draft_s
 
-    def observe(self, plan: StepPlan, seconds: float, *, is_plain: bool) -> None:
+    def observe(self, plan: StepPlan, seconds: float, *, is_plain: bool) -> bool:
         """Learn from a step that decoded only, if it had drafts or ``is_plain``; of the latter not
-        from each."""
+        from each. Returns whether it decoded only."""
+        target = plan.passes[-1]
+        if target.role is not ModelRole.TARGET or not _decodes(target):
+            return False
+        if seconds > 0:
+            self._num_steps += target.num_steps
+            size = len(target.segments).bit_length()
+            plain = self._plain.get(size)
+            if not is_plain or plain is None or self._age(plain) >= PLAIN_EVERY:
+                self._learn(plan, size, seconds, is_plain=is_plain)
+        return True
+
+    def _learn(self, plan: StepPlan, size: int, seconds: float, *, is_plain: bool) -> None:
         *drafts, target = plan.passes
-        if target.role is not ModelRole.TARGET or not _decodes(target) or seconds <= 0:
-            return
-        self._num_steps += target.num_steps
-        size = len(target.segments).bit_length()
-        if is_plain and size in self._plain and self._age(self._plain[size]) < PLAIN_EVERY:
-            return
         predicted = sum(map(self._seconds_of, plan.passes))
         if is_plain:
             self._observe_plain(size, target.num_steps, seconds, predicted)
@@ -162,7 +168,7 @@ class StepCosts:
 
     def knows_plain(self, target: Pass) -> bool:
         """Whether it was ever seen what a decode step of so many sequences takes without drafts."""
-        return len(target.segments).bit_length() in self._plain and _decodes(target)
+        return len(target.segments).bit_length() in self._plain
 
     def plain_s(self, target: Pass) -> float:
         """Seconds of a decode step of the same sequences without drafts."""
