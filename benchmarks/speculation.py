@@ -298,10 +298,11 @@ def _by_temperature(
                 )
                 for seed in range(len(each))
             ]
-            times = _rounds({"off": off, "on": on}, each, params, options.rounds)
+            kind = f"{workload} at {temperature}"  # of which no output is remembered for another
+            times = _rounds({"off": off, "on": on}, each, params, options.rounds, kind)
             ratios = [a / b for a, b in zip(times["off"], times["on"], strict=True)]
             speed_up, interval = mean_interval(ratios)
-            _, outputs = run(on, each, params, "counted")
+            _, outputs = run(on, each, params, kind)
             say(
                 **case,
                 workload=workload,
@@ -412,6 +413,7 @@ def _rounds(
     texts: Sequence[object],
     params: SamplingParams | list[SamplingParams],
     rounds: int,
+    salt: str = "",
 ) -> dict[str, list[float]]:
     """Seconds of each engine in each round; the first round warms up, and compares outputs."""
     rng = random.Random(0)
@@ -419,7 +421,7 @@ def _rounds(
     for turn in range(rounds + 1):
         tokens = {}
         for name in rng.sample(list(engines), len(engines)):
-            seconds, outputs = run(engines[name], texts, params, f"{len(texts)}/{turn}")
+            seconds, outputs = run(engines[name], texts, params, f"{salt}{len(texts)}/{turn}")
             tokens[name] = [output.outputs[0].token_ids for output in outputs]
             if turn:
                 times[name].append(seconds)
