@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.display import output_console, print_columns, print_paragraph, status_line
 from ridgeline.cli.options import Parser, positive
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
     from ridgeline.bench.serve.http_target import HttpTarget
@@ -98,9 +98,9 @@ def _up(arguments: argparse.Namespace) -> int:
 def _join(arguments: argparse.Namespace) -> int:
     file, where = _file(arguments), str(arguments.file)
     found = file.joined(where, arguments.router)
-    with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:
+    with PrivateFolder() as folder:
         if not found.port:  # no later start would find the folder of a port of chance
-            vars(found).setdefault("data_dir", folder)
+            vars(found).setdefault("data_dir", str(folder))
         code: int = found.run(found)
     return code
 

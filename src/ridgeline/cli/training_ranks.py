@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import IO
 
 from ridgeline.cli.options import Parser
 from ridgeline.compress.training_recipe import TrainingRecipe
 from ridgeline.core.errors import EngineError, InvalidRequestError
 from ridgeline.core.host import how_it_ended, usable_cores
+from ridgeline.core.private_folder import PrivateFolder
 
 _MODULE = "ridgeline.cli.training_rank_main"
 _POLL_S = 0.05
@@ -60,7 +61,7 @@ def run_on_ranks(arguments: argparse.Namespace) -> int:
     """
     count = arguments.ranks
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="ridgeline-ranks-")))
+        folder = stack.enter_context(PrivateFolder())
         told: list[IO[bytes]] = [stack.enter_context(TemporaryFile()) for _ in range(count)]
         ranks: list[subprocess.Popen[bytes]] = []
         try:

@@ -4,14 +4,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import stat
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +18,7 @@ import zmq
 from ridgeline.core import wire
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineUnavailableError
+from ridgeline.core.private_folder import PrivateFolder
 from ridgeline.engine.messages import Abort, Add, Command, Event, Pulse, Started
 
 _MAX_MESSAGES = 256  # taken in one turn of the event loop
@@ -36,7 +34,7 @@ class EngineProcess:
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
-        self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))  # mode 0700
+        self._folder = PrivateFolder()
         self._events = self._bind("events")
         self._pulses = self._bind("pulses")
         self._event_decoder = msgspec.msgpack.Decoder(Event, dec_hook=wire.decode_hook)
@@ -67,7 +65,7 @@ class EngineProcess:
             self._loop.add_reader(descriptor, read)
         command = [sys.executable, "-P", *["-O"] * sys.flags.optimize]
         level = logging.getLogger("ridgeline").getEffectiveLevel()
-        command += ["-m", "ridgeline.engine.process_main", str(self._folder), str(os.getpid())]
+        command += ["-m", "ridgeline.engine.process_main", str(self._folder.path), str(os.getpid())]
         command.append(str(level))
         try:
             # In a session of its own: Ctrl-C at a terminal does not reach it, even as it starts.
@@ -119,7 +117,7 @@ class EngineProcess:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         socket.set(zmq.SNDHWM, _SEND_HWM)
         socket.set(zmq.LINGER, 0)
-        path = self._folder / name
+        path = self._folder.path / name
         socket.bind(f"ipc://{path}")
         path.chmod(stat.S_IRUSR | stat.S_IWUSR)
         return socket
@@ -131,7 +129,7 @@ class EngineProcess:
                 return
             event = self._event_decoder.decode(data)
             if isinstance(event, Started):
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.remove()
             self._on_event(event)
         self._loop.call_soon(self._read_events)
 
@@ -154,4 +152,4 @@ class EngineProcess:
             self._loop.remove_reader(descriptor)
         self._events.close()
         self._pulses.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()

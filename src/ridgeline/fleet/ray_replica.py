@@ -1,7 +1,6 @@
 """A replica on a node of a Ray cluster: what the actor does, and what it is told."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import msgspec
 
 from ridgeline.core import wire
 from ridgeline.core.errors import EngineError, SettingsError
+from ridgeline.core.private_folder import PrivateFolder
 from ridgeline.core.ray_cluster import RayPlace
 from ridgeline.core.settings.parallel import WITHOUT_RAY
 from ridgeline.fleet.replica import ReplicaProcess, ReplicaStart
@@ -70,10 +70,10 @@ class RayReplica:
         import ray
 
         start = wire.decode(data, ReplicaStart)
-        self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-")  # mode 0700
+        self._folder = PrivateFolder()
         paths: dict[str, Any] = {}
         for name, content in files.items():
-            path = Path(self._folder.name) / name
+            path = self._folder.path / name
             path.touch(mode=0o600)
             path.write_bytes(content)
             paths[name] = str(path)
@@ -93,4 +93,4 @@ class RayReplica:
     async def end(self) -> None:
         """Let it drain, and end it if it does not."""
         await self._replica.end()
-        self._folder.cleanup()
+        self._folder.remove()

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 from ridgeline.core.config import DEFAULT_KV_SHARE, EngineConfig
 from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.core.host import available_memory_bytes
+from ridgeline.core.private_folder import PrivateFolder
 from ridgeline.core.ray_cluster import check_ray
 from ridgeline.core.settings.parallel import WITHOUT_RAY
 from ridgeline.executors import default_executor, executor_traits
@@ -25,7 +25,7 @@ from ridgeline.fleet.serving import run
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.jobs.folder import default_folder
 from ridgeline.server.keys import KeyRing
-from ridgeline.server.serving import Announce, check_certificate, open_listener
+from ridgeline.server.serving import Announce, check_certificate, open_listener, run_to_end
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +50,6 @@ def serve_replicas(
         EngineError: a replica cannot be started.
         RidgelineError: a setting is wrong, or the port is taken.
     """
-    import uvloop
-
     name = engine_config.executor
     traits = executor_traits(default_executor() if name == "auto" else name)
     if traits.missing() is None and traits.device_bytes() is not None:
@@ -75,15 +73,15 @@ def serve_replicas(
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
     settings = _router_config(config, router or {}, count, max_count)
-    with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:  # mode 0700
-        key_file = Path(folder) / "router-key"
+    with PrivateFolder() as folder:
+        key_file = folder / "router-key"
         key_file.touch(mode=0o600)
         key_file.write_bytes(secrets.token_bytes(32))
         # With a key of the user's, engines of other machines may join.
         chosen = config.router_key_file or str(key_file)
         config = replace(config, router_key_file=chosen)
         settings = replace(settings, router_key_file=chosen)
-        uvloop.run(
+        run_to_end(
             _serve(engine_config, config, count, max_count, settings, announce, on_listening)
         )
 

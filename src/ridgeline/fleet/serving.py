@@ -21,6 +21,7 @@ from ridgeline.server.serving import (
     check_certificate,
     http_side,
     open_listener,
+    run_to_end,
     url_of,
 )
 
@@ -38,8 +39,6 @@ def route(
     Raises:
         RidgelineError: a setting is wrong, or the port is taken.
     """
-    import uvloop
-
     check_certificate(config)
     router = Router(config)
 
@@ -47,7 +46,7 @@ def route(
         with closing(open_listener(config)) as listener:
             await run(router, listener, announce, on_listening)
 
-    uvloop.run(main())
+    run_to_end(main())
 
 
 async def run(

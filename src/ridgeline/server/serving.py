@@ -8,11 +8,11 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -73,9 +73,24 @@ def serve(
     if sys.platform == "win32":
         asyncio.run(_serve(engine_config, config, pool, progress, announce, on_listening))
         return
+    run_to_end(_serve(engine_config, config, pool, progress, announce, on_listening))
+
+
+def run_to_end(main: Coroutine[Any, Any, None]) -> None:
+    """Run what serves. SIGTERM before it has a handler of its own ends it in order as well: what
+    was begun is taken back, and the exit code is that of the signal."""
     import uvloop
 
-    uvloop.run(_serve(engine_config, config, pool, progress, announce, on_listening))
+    async def cancellable() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await main
+
+    try:
+        uvloop.run(cancellable())
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
 
 
 async def _serve(
