@@ -44,6 +44,13 @@ DRAFTERS_WITH_HEADS = tuple(
     for head in ("eagle3", "mtp")
     for shape in ("", " tree")
 )
+PREDICTION = "prediction"
+# Those that also look in what a request says that its output will be.
+DRAFTERS_WITH_PREDICTION = tuple(
+    f"{name} with {PREDICTION}{shape}"
+    for name in ("ngram", "suffix", "combined", "adaptive")
+    for shape in ("", " tree")
+)
 # The CUDA executor runs on the CPU here, op by op as on a GPU.
 EXECUTOR_NAMES = ("reference", "cpu", "cuda")
 EXECUTORS = [*EXECUTOR_NAMES[:2], pytest.param("cuda", marks=pytest.mark.slow)]
@@ -139,7 +146,8 @@ def drafting_settings(name):
     """Of a drafter's name, what it drafts with if that is not usual, and the shape of its drafts
     if that is no chain."""
     speculation, _, head = name.removesuffix(" tree").partition(" with ")
-    settings = {"speculation": speculation} | ({"draft_model": head} if head else {})
+    is_head = head and head != PREDICTION
+    settings = {"speculation": speculation} | ({"draft_model": head} if is_head else {})
     return settings | ({"draft_shape": "tree"} if name.endswith(" tree") else {})
 
 

@@ -1,8 +1,10 @@
 """Each drafter with each feature: equal outputs, or refused with a sentence.
 
-``python -m tests.equivalence.test_matrix`` runs the matrix and writes it into docs/decoding.md.
+``python -m tests.equivalence.test_matrix`` runs the matrix and writes it into docs/decoding.md;
+``… cpu`` the half of that executor.
 """
 
+import itertools
 import sys
 import tempfile
 from pathlib import Path
@@ -11,16 +13,21 @@ import pytest
 from tests.equivalence.conftest import (
     DRAFTERS,
     DRAFTERS_WITH_HEADS,
+    DRAFTERS_WITH_PREDICTION,
     EXECUTOR_NAMES,
+    PREDICTION,
     draft_on_tiny_models,
     opener,
     write_pairs,
 )
-from tests.equivalence.test_speculation import essence
+from tests.equivalence.test_speculation import accepted, essence
 
 from ridgeline import SamplingParams
 from ridgeline.core.errors import InvalidRequestError, SettingsError
+from ridgeline.core.parts import part_names
 
+DOCS = Path(__file__).parents[2] / "docs" / "decoding.md"
+WRITTEN = EXECUTOR_NAMES[:2]  # what is so on the CUDA executor is not in the page
 TEXT = "the cat sat on the mat the cat sat on the "
 PROMPTS = [TEXT * 2, TEXT + "mat", "a"]
 BOTH = ({"temperature": 0.0, "max_tokens": 24}, {"temperature": 0.4, "seed": 3, "max_tokens": 24})
@@ -44,6 +51,18 @@ def drafted(outputs):
     return sum(sum(sample.num_drafted) for output in outputs for sample in output.outputs)
 
 
+def predict(llm, outputs):
+    """From now on requests are told what those of the same place said, but for one token."""
+    build, said = llm._engine.requests.build, itertools.cycle(outputs)
+
+    def told(*args, **settings):
+        expected = list(next(said).outputs[0].token_ids)
+        expected[len(expected) // 2] ^= 1
+        return build(*args, **settings, expected_token_ids=expected)
+
+    llm._engine.requests.build = told
+
+
 def outcome(open_llm, pairs, drafter, feature):
     """What the matrix says of a pair: "equal", or the sentence with which it is refused."""
     engine, sampling, adapter = FEATURES[feature]
@@ -51,31 +70,38 @@ def outcome(open_llm, pairs, drafter, feature):
         engine = engine | {"adapters": {adapter: str(pairs / "adapter")}}
     prompts = [prompt for _ in BOTH for prompt in PROMPTS]
     params = [SamplingParams(**(each | sampling)) for each in BOTH for _ in PROMPTS]
-    outputs, num_drafted, num_preemptions = [], 0, 0
+    outputs, found, num_drafted, num_accepted, num_preemptions = [], [], 0, 0, 0
     plain = {key: value for key, value in engine.items() if key != "pool_tokens"}
     try:
         for speculation, settings in (("off", plain), (drafter, engine)):
             with open_llm(speculation, **settings) as llm:
+                if speculation != "off" and PREDICTION in drafter:
+                    predict(llm, found[0])
                 found = []
                 for _ in range(2):
                     found.append(llm.generate(prompts, params, adapter=adapter))
                 outputs.append([essence(each) for each in found])
                 num_drafted = sum(map(drafted, found))
+                num_accepted = sum(map(accepted, found))
                 num_preemptions = llm._engine.loop._scheduler.num_preemptions
     except (InvalidRequestError, SettingsError) as error:
         return str(error)
     assert outputs[0] == outputs[1]
     assert num_drafted > 0, "nothing was tested"
+    if PREDICTION in drafter and not drafter.startswith("adaptive"):  # which goes by the clock
+        assert num_accepted > 0
     assert feature != "preemption" or num_preemptions > 0
     return "equal"
 
 
 def is_quick(executor, row, column):
     one_in = {"cpu": 8, "reference": 32}.get(executor)
-    return one_in is not None and row < len(DRAFTERS) and (3 * row + column) % one_in == 0
+    has_time = one_in is not None and ROWS[row] not in DRAFTERS_WITH_HEADS
+    return has_time and (3 * row + column) % one_in == 0
 
 
-ROWS = (*DRAFTERS, *DRAFTERS_WITH_HEADS)
+ROWS = (*DRAFTERS, *DRAFTERS_WITH_HEADS, *DRAFTERS_WITH_PREDICTION)
+WRITTEN_ROWS = tuple(row for row in ROWS if row not in part_names("drafters"))
 # Each drafter and each feature is in `make test` at least once on cpu; the rest is slow.
 PAIRS = [
     pytest.param(
@@ -100,23 +126,39 @@ def table(executor, root):
     open_llm = opener(root, executor)
     lines = [f"| `{executor}` | " + " | ".join(FEATURES) + " |"]
     lines.append("|---" * (1 + len(FEATURES)) + "|")
-    for drafter in ROWS:
+    for drafter in WRITTEN_ROWS:
         cells = [outcome(open_llm, root, drafter, feature) for feature in FEATURES]
         marks = ["equal" if cell == "equal" else "refused" for cell in cells]
         lines.append(f"| {drafter} | " + " | ".join(marks) + " |")
     return "\n".join(lines)
 
 
+def section():
+    """What docs/decoding.md has before the matrix, in it, by executor, and after it."""
+    before, begin, rest = DOCS.read_text(encoding="utf-8").partition("<!-- matrix -->\n")
+    tables, end, after = rest.partition("\n<!-- end of matrix -->")
+    known = dict(zip(WRITTEN, tables.split("\n\n"), strict=True))
+    return before + begin, known, end + after
+
+
+def test_the_table_in_the_docs_is_of_these_pairs():
+    _, tables, _ = section()
+    for executor, text in tables.items():
+        head, _, *rows = (line.strip("| ").split(" | ") for line in text.splitlines())
+        assert head == [f"`{executor}`", *FEATURES]
+        assert [row[0] for row in rows] == list(WRITTEN_ROWS)
+        assert {cell for row in rows for cell in row[1:]} == {"equal"}
+
+
 def main() -> None:
-    path = Path("docs/decoding.md")
-    before, begin, rest = path.read_text().partition("<!-- matrix -->\n")
-    _, end, after = rest.partition("<!-- end of matrix -->")
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         draft_on_tiny_models(patch)
         root = Path(name)
         write_pairs(root)
-        tables = "\n\n".join(table(each, root) for each in ("reference", "cpu"))
-    path.write_text(f"{before}{begin}{tables}\n{end}{after}")
+        made = {each: table(each, root) for each in sys.argv[1:] or WRITTEN}
+    before, tables, after = section()
+    whole = "\n\n".join((tables | made)[each] for each in WRITTEN)
+    DOCS.write_text(before + whole + after, encoding="utf-8")
 
 
 if __name__ == "__main__":
