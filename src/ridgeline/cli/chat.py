@@ -39,12 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
     if sampling_params(arguments).n != 1:
         raise InvalidRequestError("A chat has one answer to each turn; n must be 1.")
     prompt = _prompt(arguments)
-    from ridgeline.cli.chat_session import COMMANDS, HELP, Chat  # tokenizers take their time
+    from ridgeline.cli.chat_session import COMMANDS, Chat  # tokenizers take their time
 
     with Chat(arguments) as chat:
+        chat.greet(has_commands=prompt is None)
         if prompt is not None:
             return 0 if chat.ask(prompt) else 1
-        error_console.print(HELP, style="dim", markup=False)
         for line in read_lines(COMMANDS, chat.status):
             try:
                 if line == "/exit":

@@ -99,9 +99,14 @@ class Chat:
         self._reasoning_parser = choose_reasoning_parser(llm.chat_template.source)
         self._params = SamplingParams(**{**llm.sampling_defaults, **self._given})
         error_console.print(llm.summary.line, style="dim", markup=False)
-        if name is None:
-            error_console.print(_DEMONSTRATION, style="yellow")
         return llm
+
+    def greet(self, *, has_commands: bool) -> None:
+        """Say how to go on, where there are commands, and what the embedded model is."""
+        if has_commands:
+            error_console.print(HELP, style="dim", markup=False)
+        if self._name is None:
+            error_console.print(_DEMONSTRATION, style="yellow")
 
     def status(self) -> str:
         """One line for the foot of the screen."""
