@@ -4,8 +4,7 @@
 //   g++ -O3 -march=native -Icsrc/cpu -o build/product_streams benchmarks/product_streams.cpp -ldl -pthread
 //   build/product_streams TURNS LIBRARY...
 //
-// A step is layers of Llama-3.2-1B's shape without their attention. Needs AVX-512 VNNI, two processors and
-// 1 GB.
+// A step is layers of Llama-3.2-1B's shape without their attention. Needs AVX2, two processors and 1 GB.
 #include <dlfcn.h>
 #include <immintrin.h>
 #include <sys/mman.h>
@@ -38,6 +37,8 @@ double seconds_of(const std::function<void()>& body) {
 void read_bare(const uint8_t* line, const uint8_t* end, float* out) {
   alignas(64) int8_t x[64];
   for (int i = 0; i < 64; ++i) x[i] = static_cast<int8_t>(37 * i);
+  auto quad = [&](int i) { return reinterpret_cast<const int32_t*>(x)[i]; };
+#if defined(__AVX512VNNI__)
   const __m512i low = _mm512_set1_epi8(15);
   __m512 sum = _mm512_setzero_ps();
   for (; line + 544 <= end; line += 544) {
@@ -45,14 +46,37 @@ void read_bare(const uint8_t* line, const uint8_t* end, float* out) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
       __m512i codes = _mm512_loadu_si512(line + 64 * i);
-      auto quad = [&](int j) { return _mm512_set1_epi32(reinterpret_cast<const int32_t*>(x)[j]); };
-      dots = _mm512_dpbusd_epi32(dots, _mm512_and_si512(codes, low), quad(i));
-      dots = _mm512_dpbusd_epi32(dots, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low), quad(i + 8));
+      dots = _mm512_dpbusd_epi32(dots, _mm512_and_si512(codes, low), _mm512_set1_epi32(quad(i)));
+      dots = _mm512_dpbusd_epi32(dots, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low),
+                                 _mm512_set1_epi32(quad(i + 8)));
     }
     __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 512)));
     sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scales, sum);
   }
   _mm512_storeu_ps(out, sum);
+#else
+  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  __m256 sums[2] = {};
+  for (; line + 544 <= end; line += 544) {
+    __m256i dots[2] = {};
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 32 * i));
+      dots[i % 2] = _mm256_add_epi16(
+          dots[i % 2], _mm256_maddubs_epi16(_mm256_and_si256(codes, low), _mm256_set1_epi32(quad(i / 2))));
+      dots[i % 2] = _mm256_add_epi16(
+          dots[i % 2], _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(codes, 4), low),
+                                            _mm256_set1_epi32(quad(i / 2 + 8))));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      __m256 scales =
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line + 512 + 16 * i)));
+      sums[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_madd_epi16(dots[i], ones)), scales, sums[i]);
+    }
+  }
+  for (int i = 0; i < 2; ++i) _mm256_storeu_ps(out + 8 * i, sums[i]);
+#endif
 }
 
 // The other thread, which spins while there is nothing to do for at most a turn of another.

@@ -103,16 +103,23 @@ inline __m256i less(__m256i x, int byte) {
   return _mm256_sub_epi8(x, _mm256_set1_epi8(static_cast<char>(byte)));
 }
 
+#if !defined(RL_SUMS_OF_16_BITS)
 inline vi factor_lanes(const int8_t* p) {
   return load_bytes(p) & 0xffff;
 }
 inline void add_products(vi& totals, vi sums, vi factors) {
-#if defined(RL_SUMS_OF_16_BITS)
-  totals += (vi)_mm256_madd_epi16((__m256i)sums, (__m256i)factors);
-#else
   asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(totals) : "x"(sums), "x"(factors));
-#endif
 }
+#else
+inline vi factor_lanes(const int8_t* p) {
+  const __m256i low_half_twice = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
+  return (vi)_mm256_shuffle_epi8((__m256i)load_bytes(p), low_half_twice);
+}
+inline void add_products(vi& totals, vi sums, vi factors) {
+  totals += (vi)_mm256_madd_epi16((__m256i)sums, (__m256i)factors);
+}
+#endif
 inline __m256i line_of(vi lanes) { return (__m256i)lanes; }
 inline __m256i products_less(__m256i codes, __m256i flips, __m256i factors, __m256i less) {
   __m256i products = _mm256_mullo_epi16(_mm256_xor_si256(codes, flips), factors);

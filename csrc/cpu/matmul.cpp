@@ -73,11 +73,11 @@ int64_t tiles_per_item(const rl_matrix& m, const Panels& panels, int64_t tiles_i
                        int num_threads) {
   int64_t by_size = std::max<int64_t>(kItemBytes / tile_bytes(m), kTilesAtOnce);
   int64_t by_balance = tiles_in_all / (num_threads * kItemsPerThread);
-  int64_t least = panels.num_panels() > 1      ? kTilesAtOnce
-                  : is_quantized(m.format) ? 1
+  int64_t least = panels.num_panels() > 1  ? kTilesAtOnce
+                  : is_quantized(m.format) ? quantized_tiles_together(panels.num_tokens)
                                            : float_tiles_together(panels.num_tokens);
   if (tiles_in_all < least * num_threads) least = 1;
-  return std::max(std::min(by_size, by_balance), least);
+  return std::max(std::min(by_size, by_balance) / least * least, least);
 }
 
 // `count` logits of a token, of which `place` is that of their largest among `maxima`.

@@ -64,6 +64,8 @@ class Prefetch {
   // one, and two whose codes are bytes, Zen 4 streams a tile best where nothing is asked for.
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
   static constexpr int64_t kAhead = M == 1 || (M == 2 && F == RL_Q8) ? 0 : 8192;
+#elif defined(RL_SUMS_OF_16_BITS)
+  static constexpr int64_t kAhead = N > 1 ? 1024 : 8192;
 #else
   static constexpr int64_t kAhead = M <= 2 ? 4096 : 8192;
 #endif
@@ -128,15 +130,17 @@ class Groups {
   const uint8_t *next_span_, *group_ = nullptr, *blocks_ = nullptr;
 };
 
-template <int F, bool FromBytes, int M, int R, Kind K>
+// R vectors of rows, S of which have their sums in registers at a time.
+template <int F, bool FromBytes, int M, int R, int S, Kind K>
 void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* codes, int count,
                     const Panels& panels, int64_t panel, float* out) {
   constexpr int N = tiles_of(R);
   constexpr int kBytes = block_bytes<F, FromBytes>();
   static constexpr int32_t kZeros[M] = {};
-  const bool is_plain = K == Kind::kSymmetricBlock, has_factors = K == Kind::kFactors;
+  constexpr bool is_plain = K == Kind::kSymmetricBlock, has_factors = K == Kind::kFactors;
+  constexpr bool halves = K == Kind::kHalves;
   const int step = is_plain ? kBlockColumns : has_factors ? kFactorGroup : step_columns(matrix);
-  const int blocks_per_step = step / kBlockColumns;
+  const int blocks_per_step = is_plain || halves ? 1 : step / kBlockColumns;
   const bool has_min = !is_plain && !has_factors && matrix.has_min;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix), bytes_of_tile = tile_bytes(matrix);
@@ -161,63 +165,59 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
         if (group.advance() && !FromBytes) block = group.blocks();
         steps_left = steps_per_group;
       }
-      vi totals[R][M];
-      Sums<F> sums[R][M];
-      auto start = [&]() RL_INLINE {
-        if constexpr (K == Kind::kFactors)
+      vi totals[R][M] = {};
+      auto start = [&](auto& sums) RL_INLINE {
+        if constexpr (has_factors)
           start_sums_at(minus_sums, sums);
         else
           start_sums(minus_sums, sums);
+      };
+      if constexpr (kSumsOfSteps && !has_factors && !halves) {
+        Sums<F> sums[R][M];
+        start(sums);
         minus_sums += next_unit;
-      };
-      auto add_whole_block = [&]() RL_INLINE {
-        prefetch.template next_block<FromBytes, kBytes>();
-        add_block<F, FromBytes, M, R>(block, next_tile, true, true, row, quads, sums);
-        block += kBytes;
-        quads += kBlockColumns * M;
-      };
-      auto total = [&](bool first) RL_INLINE {
-        RL_UNROLL
-        for (int r = 0; r < R; ++r)
-          RL_UNROLL
-          for (int m = 0; m < M; ++m)
-            totals[r][m] = first ? sums[r][m].total() : totals[r][m] + sums[r][m].total();
-      };
-      start();
-      if constexpr (K == Kind::kHalves) {
-        bool second = s & 1;
-        if (!second) prefetch.template next_block<FromBytes, kBytes>();
-        add_block<F, FromBytes, M, R>(block, next_tile, !second, second, row, quads, sums);
-        block += second ? kBytes : 0;
-        quads += second ? kBlockColumns * M : 0;
-        total(true);
-      } else if constexpr (K == Kind::kFactors) {
-        RL_UNROLL
-        for (int r = 0; r < R; ++r)
-          RL_UNROLL
-          for (int m = 0; m < M; ++m) totals[r][m] = vi{};
-        const int8_t* factors = group.factors() + row;
         for (int b = 0; b < blocks_per_step; ++b) {
-          if (b) start();
-          add_whole_block();
-          RL_UNROLL
-          for (int r = 0; r < R; ++r) {
-            vi lanes = factor_lanes(factors + r * W / kTileRows * bytes_of_tile + r * W % kTileRows);
-            RL_UNROLL
-            for (int m = 0; m < M; ++m) add_products(totals[r][m], sums[r][m].total(), lanes);
-          }
-          factors += kTileRows;
+          prefetch.template next_block<FromBytes, kBytes>();
+          add_block<F, FromBytes, M, R>(block, next_tile, true, true, row, quads, sums);
+          block += kBytes;
+          quads += kBlockColumns * M;
         }
-      } else if constexpr (kSumsOfSteps) {
-        for (int b = 0; b < blocks_per_step; ++b) add_whole_block();
-        total(true);
+        RL_UNROLL
+        for (int r = 0; r < R; ++r)
+          RL_UNROLL
+          for (int m = 0; m < M; ++m) totals[r][m] = sums[r][m].total();
       } else {
-        add_whole_block();
-        total(true);
-        for (int b = 1; b < blocks_per_step; ++b) {
-          start();
-          add_whole_block();
-          total(false);
+        const bool first_half = !halves || !(s & 1), second_half = !halves || (s & 1);
+        const int8_t* factors = has_factors ? group.factors() : nullptr;
+        for (int b = 0; b < blocks_per_step; ++b) {
+          if (first_half) prefetch.template next_block<FromBytes, kBytes>();
+          RL_UNROLL
+          for (int first = 0; first < R; first += S) {
+            Sums<F> sums[S][M];
+            start(sums);
+            add_block<F, FromBytes, M, S>(block + (row + first * W) / kTileRows * next_tile, next_tile,
+                                          first_half, second_half, (row + first * W) % kTileRows,
+                                          quads, sums);
+            RL_UNROLL
+            for (int r = first; r < first + S; ++r) {
+              vi lanes{};
+              if (has_factors)
+                lanes = factor_lanes(factors + r * W / kTileRows * bytes_of_tile +
+                                     (row + r * W) % kTileRows);
+              RL_UNROLL
+              for (int m = 0; m < M; ++m) {
+                if constexpr (has_factors)
+                  add_products(totals[r][m], (vi)sums[r - first][m].v, lanes);
+                else
+                  totals[r][m] += sums[r - first][m].total();
+              }
+            }
+          }
+          minus_sums += next_unit;
+          if (has_factors) factors += kTileRows;
+          if (!second_half) continue;
+          block += kBytes;
+          quads += kBlockColumns * M;
         }
       }
       if (steps_left-- == steps_per_group) {
@@ -252,46 +252,40 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   }
 }
 
-// Two sums for each token leave registers for fewer vectors of rows.
-template <int F, int M>
-void multiply_with_factors(const rl_matrix& matrix, const uint8_t* tiles, int count,
-                           const Panels& panels, int64_t panel, float* out) {
-  constexpr int R = W == 8 || (W == 4 && kRegisters == 32 && M <= 4) ? 2 : 1;
-  for (int n = 0; n < count; ++n) {
-    const uint8_t* tile = tiles + n * tile_bytes(matrix);
-    multiply_tiles<F, false, M, R, Kind::kFactors>(matrix, tile, nullptr, count, panels, panel,
-                                                   out + n * M * kTileRows);
+// `count` tiles, those of R vectors of rows together.
+template <int F, bool FromBytes, int M, int R, int S, Kind K>
+void multiply_some(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes, int count,
+                   const Panels& panels, int64_t panel, float* out) {
+  constexpr int N = tiles_of(R), kAlone = R / N;
+  for (int n = 0; n < count;) {
+    const bool together = n + N <= count;
+    (together ? multiply_tiles<F, FromBytes, M, R, S, K>
+              : multiply_tiles<F, FromBytes, M, kAlone, S < kAlone ? S : kAlone, K>)(
+        matrix, tiles + n * tile_bytes(matrix),
+        FromBytes ? codes + n * expanded_bytes(matrix, panels) : nullptr, count, panels, panel,
+        out + n * M * kTileRows);
+    n += together ? N : 1;
   }
 }
 
 template <int F, bool FromBytes, int M>
 void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes, int count,
               const Panels& panels, int64_t panel, float* out) {
-  constexpr int R = row_vectors<F, FromBytes, M>(), N = tiles_of(R);
+  // Of a panel's tokens; beside totals there are registers for fewer vectors of rows.
+  constexpr int kSums = row_vectors<F, FromBytes, M>();
+  constexpr int kSumsBesideTotals = W == 8 || (W == 4 && kRegisters == 32 && M <= 4) ? 2 : 1;
+  constexpr int kTiles = FromBytes ? 1 : quantized_tiles_together(M);
+  constexpr auto vectors = [](int sums) { return kTiles > 1 ? kTiles * kTileRows / W : sums; };
+  auto* some = multiply_some<F, FromBytes, M, vectors(kSums), kSums, Kind::kBlocks>;
   const Kind kind = kind_of(matrix);
+  if (kind == Kind::kHalves)
+    some = multiply_some<F, FromBytes, M, vectors(kSums), kSums, Kind::kHalves>;
+  if (kind == Kind::kSymmetricBlock)
+    some = multiply_some<F, FromBytes, M, vectors(kSums), kSums, Kind::kSymmetricBlock>;
   if constexpr (code_bits(F) <= 4 && !FromBytes)
     if (kind == Kind::kFactors)
-      return multiply_with_factors<F, M>(matrix, tiles, count, panels, panel, out);
-  auto kernel = [&](auto together) {
-    constexpr int kVectors = decltype(together)::value;
-    switch (kind) {
-      case Kind::kHalves:
-        return multiply_tiles<F, FromBytes, M, kVectors, Kind::kHalves>;
-      case Kind::kSymmetricBlock:
-        return multiply_tiles<F, FromBytes, M, kVectors, Kind::kSymmetricBlock>;
-      default:
-        return multiply_tiles<F, FromBytes, M, kVectors, Kind::kBlocks>;
-    }
-  };
-  for (int n = 0; n < count;) {
-    bool together = n + N <= count;
-    const uint8_t* tile = tiles + n * tile_bytes(matrix);
-    const uint8_t* bytes = FromBytes ? codes + n * expanded_bytes(matrix, panels) : nullptr;
-    auto* multiply_some = together ? kernel(std::integral_constant<int, R>())
-                                   : kernel(std::integral_constant<int, R / N>());
-    multiply_some(matrix, tile, bytes, count, panels, panel, out + n * M * kTileRows);
-    n += together ? N : 1;
-  }
+      some = multiply_some<F, false, M, vectors(kSumsBesideTotals), kSumsBesideTotals, Kind::kFactors>;
+  some(matrix, tiles, codes, count, panels, panel, out);
 }
 
 template <int F, bool FromBytes, size_t... I>

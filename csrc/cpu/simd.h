@@ -181,6 +181,11 @@ inline float scale_of(const vf (&x)[N], int largest_code) {
 inline void store_codes(int16_t* p, vi x) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)x));
+#elif defined(__AVX2__)
+  const __m256i lowest = _mm256_set1_epi64x(0x0d0c090805040100);
+  const __m256i four = _mm256_shuffle_epi8((__m256i)x, lowest);  // of each half
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_castsi256_si128(_mm256_permute4x64_epi64(four, 0b1000)));
 #else
   for (int i = 0; i < W; ++i) p[i] = static_cast<int16_t>(x[i]);
 #endif
@@ -188,6 +193,10 @@ inline void store_codes(int16_t* p, vi x) {
 inline void store_codes(int8_t* p, vi x) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
+#elif defined(__AVX2__)
+  const __m256i four = _mm256_shuffle_epi8((__m256i)x, _mm256_set1_epi32(0x0c080400));  // of each half
+  _mm_storeu_si64(p, _mm_unpacklo_epi32(_mm256_castsi256_si128(four),
+                                        _mm256_extracti128_si256(four, 1)));
 #else
   for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(x[i]);
 #endif

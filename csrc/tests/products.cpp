@@ -15,6 +15,7 @@ constexpr int kTokens = 19;  // two panels and a part of one, on every level
 constexpr int kMostInPanel = 8;
 constexpr int kFullTiles[] = {16, 17, 32, 33};  // of AMX: one or two, and a token more
 constexpr Shape kChunks = {130, 100};  // tiles together, and one that is left, not whole
+constexpr Shape kItems = {210, 100};  // the same for items of each of three threads
 constexpr int kExpandingTokens = 73;  // every level expands codes of Q5 and Q6 for so many
 constexpr int kLongPrompt = 513;
 constexpr Shape kWide = {17, 2100};  // so many columns of a long prompt are no longer in one block
@@ -293,6 +294,7 @@ void check_products(const Pair& pair, Report& report) {
       check_product(pair, format, shape, random_packed(pair.reference, format, shape), report);
     }
     check_prompt(pair, format, {37, 100}, kExpandingTokens, report);
+    for (int tokens : {1, 2}) check_prompt(pair, format, kItems, tokens, report);
     for (int tokens : kFullTiles) check_prompt(pair, format, kChunks, tokens, report);
     if ((format.group == 0 && !format.has_min) || format.has_factors)
       check_prompt(pair, format, kWide, kLongPrompt, report);
