@@ -19,7 +19,7 @@ def test_a_name_that_is_nothing_is_told_what_it_could_be(capsys):
         code, out, err = run(capsys, name)
         assert (code, out) == (1, "")
         assert err.startswith(
-            f"error: There is no folder or shape '{name}'; give a folder, a shape"
+            f"error: There is no folder or shape '{name}'; give a folder, a config.json"
         )
         assert "download" not in err
         assert err.count("\n") == 1

@@ -88,9 +88,9 @@ def test_batch_answers_each_line_once(model_folder, tmp_path, capsys):
     ("lines", "words"),
     [
         ([], "no requests"),
-        ([line(0), line(0)], "Line 2"),
+        ([line(0), line(0)], ", line 2: "),
         ([line(0) | {"url": "/v1/nothing"}], "url"),
-        ([line(0), line(1) | {"method": "GET"}], "Line 2"),
+        ([line(0), line(1) | {"method": "GET"}], ", line 2: "),
     ],
 )
 def test_bad_batches_are_refused_before_the_model_loads(tmp_path, capsys, lines, words):
