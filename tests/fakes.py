@@ -176,8 +176,21 @@ class FakeExecutor:
         rows = []
         for position, token in enumerate(segment.token_ids, start=segment.start):
             rows += self._store(a_pass.role, tables, position, token)
-            self._pass_state(segment, tables, position, token)
+        if self.has_states and a_pass.role is ModelRole.TARGET:
+            self._take_in(segment, tables)
         return rows
+
+    def _take_in(self, segment: Segment, tables) -> None:
+        """Let the state take in what lags and is known; drafts are kept for the next segment."""
+        known, kept = segment.num_tokens - segment.num_drafts, self._slots[segment.slot]
+        lag = kept.get("drafted", ())[: segment.state_lag]
+        assert len(lag) == segment.state_lag, "more lags than was drafted"
+        for position, token in enumerate(
+            (*lag, *segment.token_ids[:known]), start=segment.start - len(lag)
+        ):
+            self._pass_state(segment, tables, position, token)
+        if segment.num_drafts:
+            kept["drafted"] = segment.token_ids[known:]
 
     def _reuse(self, tables, reuse) -> None:
         role = ModelRole.TARGET
@@ -190,8 +203,6 @@ class FakeExecutor:
 
     def _pass_state(self, segment: Segment, tables, position: int, token: int) -> None:
         """Let the sequence's state take in a token, which has to be the one that follows."""
-        if not self.has_states:
-            return
         ((block,),) = tables[len(self._groups) :]
         state = self._states[block] if position else ()
         assert len(state) == position, "a state is of other tokens"
@@ -228,12 +239,14 @@ class FakeExecutor:
             length = known + len(tokens)
             if tokens and is_replay:
                 self._store(a_pass.role, tables, length - 1, tokens[-1])
-                self._pass_state(segment, tables, length - 1, tokens[-1])
+                if self.has_states and not is_draft:
+                    self._pass_state(segment, tables, length - 1, tokens[-1])
             if accepted:  # the KV of the accepted path moves to consecutive positions
                 self._move(a_pass.role, tables, known + accepted[-1], length - 1)
             seen = self._seen(a_pass.role, tables, segment.start, length)
-            if self.has_states:
-                assert self._states[tables[-1][0]] == tuple(seen), "state and KV disagree"
+            if self.has_states and not is_draft:
+                stays = tuple(seen[: known if segment.num_drafts else length])
+                assert self._states[tables[-1][0]] == stays, "state and KV disagree"
             tokens.append(draw(seen, admission.seed, admission.sample_index))
             if is_replay:
                 if len(tokens) == num_steps:
@@ -265,7 +278,7 @@ class FakeExecutor:
         return SegmentResult(token_ids=tuple(tokens), parents=tuple(parents))
 
     def _move(self, role, tables, source: int, target: int) -> None:
-        for group, table in enumerate(tables):
+        for group, table in enumerate(tables[: len(self._groups)]):
             (block, offset), (into, at) = (
                 divmod(position, self.block_tokens) for position in (source, target)
             )

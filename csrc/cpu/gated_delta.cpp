@@ -9,13 +9,15 @@ struct GatedDelta : Op {
   rl_gated_delta shape;
   Convolution convolution;
   HeadMatrices matrices;
+  StateInputs inputs;
   const float *decay_log, *decay_bias, *gain;
   rl_norm norm;
 
-  GatedDelta(const rl_gated_delta& shape, Convolution conv)
+  GatedDelta(const rl_gated_delta& shape, Convolution conv, int64_t kept)
       : shape(shape),
         convolution(std::move(conv)),
-        matrices{convolution.end(), shape.num_value_heads, shape.key_dim, shape.value_dim} {}
+        matrices{convolution.end(), shape.num_value_heads, shape.key_dim, shape.value_dim},
+        inputs{kept, convolution.channels, 2 * shape.num_value_heads} {}
 
   int32_t keys() const { return shape.num_key_heads * shape.key_dim; }
   int32_t values() const { return shape.num_value_heads * shape.value_dim; }
@@ -24,12 +26,13 @@ struct GatedDelta : Op {
   }
 
   void run(Context& c) const override {
+    const int32_t num_rows = inputs.exchange(c);
     convolution.run(
         c, [&](int32_t row, int32_t i, int n) { return load_some(c.row(RL_QUERY, row) + i, n); },
         [&](int32_t row, int32_t i, int n, vf sum) {
           store_some(c.row(RL_QUERY, row) + i, sum * sigmoid(sum), n);
         });
-    for_tokens(c.pool, c.num_tokens(), [&](int32_t row) { prepare(c, row); });
+    for_tokens(c.pool, num_rows, [&](int32_t row) { prepare(c, row); });
     int32_t shared = shape.num_value_heads / shape.num_key_heads;
     matrices.run(
         c,
@@ -102,13 +105,14 @@ struct GatedDelta : Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_gated_delta(int64_t offset, const rl_gated_delta& shape, const float* conv,
-                                     const float* decay_log, const float* decay_bias,
+std::unique_ptr<Op> make_gated_delta(int64_t offset, int64_t& inputs, const rl_gated_delta& shape,
+                                     const float* conv, const float* decay_log, const float* decay_bias,
                                      const float* gain, const rl_norm& norm) {
   int32_t channels =
       2 * shape.num_key_heads * shape.key_dim + shape.num_value_heads * shape.value_dim;
   auto op = std::make_unique<GatedDelta>(
-      shape, Convolution(offset, channels, shape.conv_length, conv, nullptr));
+      shape, Convolution(offset, channels, shape.conv_length, conv, nullptr), inputs);
+  inputs = op->inputs.end();
   op->decay_log = decay_log, op->decay_bias = decay_bias, op->gain = gain, op->norm = norm;
   return op;
 }

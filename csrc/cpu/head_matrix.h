@@ -101,16 +101,13 @@ struct HeadMatrices {
       int64_t place = offset + static_cast<int64_t>(head) * rows * columns + first;
       HeadMatrix matrix(rows, count);
       if (sequence.start) matrix.load(sequence.state + place, columns);
-      for (int32_t t = 0; t < sequence.num_tokens; ++t) {
-        save_states(sequence, sequence.start + t,
-                    [&](float* state) { matrix.store(state + place, columns); });
-        int32_t row = sequence.first_row + t;
+      auto store = [&](float* state) { matrix.store(state + place, columns); };
+      take_in(sequence, store, [&](int32_t row) {
         alignas(64) float values[HeadMatrix::kColumns] = {};
         std::copy_n(value(row, head) + first, count, values);
         step(matrix, row, head, values);
         std::copy_n(values, count, out(row, head) + first);
-      }
-      matrix.store(sequence.state + place, columns);
+      });
     });
   }
 };

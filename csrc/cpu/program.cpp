@@ -21,7 +21,7 @@ struct rl_program {
   Buffer storage[RL_NUM_BUFFERS];
   float* buffers[RL_NUM_BUFFERS] = {};
   Buffer panels, inner, up, spare, gathered, outputs, staged, partials, logits;
-  int64_t experts_read = 0;
+  int64_t experts_read = 0, state_inputs = 0;
   Group* group = nullptr;
   std::vector<int64_t> logit_parts;  // bytes before each rank's, if there are several
 
@@ -44,7 +44,8 @@ struct rl_program {
   Context context(rl_pool* pool, const rl_batch* batch, const rl_kv_group* groups,
                   const rl_adapter* const* adapters) {
     return {*reinterpret_cast<Pool*>(pool), *batch, groups, adapters, buffers, widths, ropes,
-            panels, inner, up, spare, gathered, outputs, staged, partials, experts_read, group};
+            panels, inner, up, spare, gathered, outputs, staged, partials, experts_read, group,
+            state_inputs};
   }
 
   void fill_rope_tables(const rl_batch& batch, const float* const* cos_sin) {
@@ -222,7 +223,7 @@ int32_t rl_add_bidirectional_attend(rl_program* p, int32_t num_kv_heads,
 
 int32_t rl_add_short_conv(rl_program* p, int64_t offset, int32_t channels, int32_t length,
                           const float* weight, const float* bias) {
-  return p->add([&] { return make_short_conv(offset, channels, length, weight, bias); });
+  return p->add([&] { return make_short_conv(offset, p->state_inputs, channels, length, weight, bias); });
 }
 
 int32_t rl_add_delta_project(rl_program* p, int32_t source, const rl_linear* query,
@@ -243,7 +244,8 @@ int32_t rl_add_gated_delta(rl_program* p, int64_t offset, const rl_gated_delta* 
                            const float* conv, const float* decay_log, const float* decay_bias,
                            const float* gain, const rl_norm* norm) {
   return p->add([&] {
-    return make_gated_delta(offset, *shape, conv, decay_log, decay_bias, gain, *norm);
+    return make_gated_delta(offset, p->state_inputs, *shape, conv, decay_log, decay_bias, gain,
+                            *norm);
   });
 }
 
@@ -252,8 +254,8 @@ int32_t rl_add_selective_scan(rl_program* p, int64_t offset, const rl_selective_
                               const float* step_bias, const float* skip, const float* gain,
                               const rl_norm* norm) {
   return p->add([&] {
-    return make_selective_scan(offset, *shape, conv, conv_bias, decay_log, step_bias, skip, gain,
-                               *norm);
+    return make_selective_scan(offset, p->state_inputs, *shape, conv, conv_bias, decay_log,
+                               step_bias, skip, gain, *norm);
   });
 }
 
@@ -469,6 +471,8 @@ int32_t rl_reserve(rl_program* p, int32_t num_tokens) try {
 
 float* rl_buffer(rl_program* p, int32_t buffer) { return p->buffers[buffer]; }
 
+int64_t rl_state_inputs(const rl_program* p) { return p->state_inputs; }
+
 int64_t rl_take_experts_read(rl_program* p) { return std::exchange(p->experts_read, 0); }
 
 void rl_expert_tokens(const rl_program* p, int32_t op, int64_t* counts) {
@@ -533,6 +537,7 @@ int32_t rl_decode(rl_program* p, rl_pool* pool, const rl_batch* batch, const rl_
       token_ids[s] = drawn[s];
       ++positions[s];
       ++sequences[s].start;
+      sequences[s].lag = 0;
       ++draws[s].position;
     }
   }

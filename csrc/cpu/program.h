@@ -57,7 +57,8 @@ struct Context {
   Buffer &panels, &inner, &up, &spare, &gathered, &outputs;
   Buffer &staged, &partials;  // of contexts that ranks share: blocks, and what splits have come to
   int64_t& experts_read;
-  Group* group;  // null where this is the only rank
+  Group* group;          // null where this is the only rank
+  int64_t state_inputs;  // `rl_state_inputs`
 
   int32_t num_tokens() const { return batch.num_tokens; }
   float* row(int buffer, int32_t token) const {
@@ -121,14 +122,18 @@ std::unique_ptr<Op> make_moe(int source, int router_source, const rl_routing& ro
                              const float* expert_scale, const rl_linear* gate, const rl_linear* up,
                              const rl_linear* down, const rl_activation& activation,
                              const std::vector<int32_t>& borders, int rank);
-std::unique_ptr<Op> make_gated_delta(int64_t offset, const rl_gated_delta& shape, const float* conv,
+// Ops on states find theirs from `offset` on, and what is kept of drafts from `inputs` on, of which the
+// last is moved behind theirs.
+std::unique_ptr<Op> make_gated_delta(int64_t offset, int64_t& inputs, const rl_gated_delta& shape,
+                                     const float* conv,
                                      const float* decay_log, const float* decay_bias,
                                      const float* gain, const rl_norm& norm);
-std::unique_ptr<Op> make_selective_scan(int64_t offset, const rl_selective_scan& shape,
+std::unique_ptr<Op> make_selective_scan(int64_t offset, int64_t& inputs,
+                                        const rl_selective_scan& shape,
                                         const float* conv, const float* conv_bias,
                                         const float* decay_log, const float* step_bias,
                                         const float* skip, const float* gain, const rl_norm& norm);
-std::unique_ptr<Op> make_short_conv(int64_t offset, int32_t channels, int32_t length,
+std::unique_ptr<Op> make_short_conv(int64_t offset, int64_t& inputs, int32_t channels, int32_t length,
                                     const float* weight, const float* bias);
 std::unique_ptr<Op> make_latent_project(int source, const rl_linear* query_latent,
                                         const float* query_norm, const rl_linear& query,

@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 19
+#define RL_ABI_VERSION 20
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -167,8 +167,11 @@ typedef struct {
  * of it are KV slots [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if
  * row i sees draft j, which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a
  * token sees all slots up to its own. `state` has what ops on states keep of the sequence, each at its
- * offset; a sequence that starts at 0 begins with zeros. It is read, and left as it is after the last
- * token. With a window a token sees the last `window` slots up to its own and the first `sinks` ones,
+ * offset; a sequence that starts at 0 begins with zeros. It is read, and left as it is before the first
+ * draft, or after the last token if there is none. What ops on states read of the drafts goes to
+ * `drafted`, [num_drafts, rl_state_inputs]; once it is known which of them stay, these are the `lag`
+ * tokens before `start` that the state takes in first, from `lagging`, of the same layout. Buffers have
+ * rows [lag_row, lag_row + lag) for them, behind those of the batch. With a window a token sees the last `window` slots up to its own and the first `sinks` ones,
  * in layers that have no window of their own; blocks between them may be anyone's.
  *
  * Where ranks share contexts they share long ranges, too: rank r computes positions [cuts[r], cuts[r + 1]),
@@ -185,6 +188,10 @@ typedef struct {
   float* state;                       /* NULL if no op has states */
   const rl_state_save* saves;
   int32_t num_saves;
+  int32_t lag;
+  int32_t lag_row;
+  const float* lagging;
+  float* drafted; /* NULL without drafts, or if no op has states */
   int32_t sinks;
   int32_t window;      /* 0: none */
   const int32_t* cuts; /* [ranks + 1], or NULL */
@@ -469,10 +476,12 @@ RL_API void rl_set_head(rl_program* program, const rl_linear* head, float scale,
 RL_API int32_t rl_add_rope_table(rl_program* program, const float* frequencies, int32_t half,
                                  float attention_factor);
 
-/* Room for batches of num_tokens; pointers from rl_buffer hold until the next call. Returns 0, or
+/* Room for batches of num_tokens, those that lag included; pointers from rl_buffer hold until the next call. Returns 0, or
  * -1 if there is no memory: then there is room for none. */
 RL_API int32_t rl_reserve(rl_program* program, int32_t num_tokens);
 RL_API float* rl_buffer(rl_program* program, int32_t buffer);
+/* Floats that ops on states read of a token; 0 without such ops. */
+RL_API int64_t rl_state_inputs(const rl_program* program);
 
 /* Experts whose weights were read since the last call, summed over layers and steps. */
 RL_API int64_t rl_take_experts_read(rl_program* program);

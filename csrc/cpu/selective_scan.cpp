@@ -9,13 +9,15 @@ struct SelectiveScan : Op {
   rl_selective_scan shape;
   Convolution convolution;
   HeadMatrices matrices;
+  StateInputs inputs;
   const float *decay_log, *step_bias, *skip, *gain;
   rl_norm norm;
 
-  SelectiveScan(const rl_selective_scan& shape, Convolution conv)
+  SelectiveScan(const rl_selective_scan& shape, Convolution conv, int64_t kept)
       : shape(shape),
         convolution(std::move(conv)),
-        matrices{convolution.end(), shape.num_heads, shape.state_dim, shape.head_dim} {}
+        matrices{convolution.end(), shape.num_heads, shape.state_dim, shape.head_dim},
+        inputs{kept, convolution.channels, shape.num_heads} {}
 
   int32_t inner() const { return shape.num_heads * shape.head_dim; }
   float* out(const Context& c, int32_t row) const {  // dense, as OutProject reads it
@@ -23,12 +25,13 @@ struct SelectiveScan : Op {
   }
 
   void run(Context& c) const override {
+    const int32_t num_rows = inputs.exchange(c);
     convolution.run(
         c, [&](int32_t row, int32_t i, int n) { return load_some(c.row(RL_QUERY, row) + i, n); },
         [&](int32_t row, int32_t i, int n, vf sum) {
           store_some(c.row(RL_QUERY, row) + i, sum * sigmoid(sum), n);
         });
-    for_tokens(c.pool, c.num_tokens(), [&](int32_t row) { prepare(c, row); });
+    for_tokens(c.pool, num_rows, [&](int32_t row) { prepare(c, row); });
     int32_t shared = shape.num_heads / shape.num_groups;
     matrices.run(
         c,
@@ -74,7 +77,8 @@ struct SelectiveScan : Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_selective_scan(int64_t offset, const rl_selective_scan& shape,
+std::unique_ptr<Op> make_selective_scan(int64_t offset, int64_t& inputs,
+                                        const rl_selective_scan& shape,
                                         const float* conv, const float* conv_bias,
                                         const float* decay_log, const float* step_bias,
                                         const float* skip, const float* gain,
@@ -82,7 +86,8 @@ std::unique_ptr<Op> make_selective_scan(int64_t offset, const rl_selective_scan&
   int32_t channels =
       shape.num_heads * shape.head_dim + 2 * shape.num_groups * shape.state_dim;
   auto op = std::make_unique<SelectiveScan>(
-      shape, Convolution(offset, channels, shape.conv_length, conv, conv_bias));
+      shape, Convolution(offset, channels, shape.conv_length, conv, conv_bias), inputs);
+  inputs = op->inputs.end();
   op->decay_log = decay_log, op->step_bias = step_bias, op->skip = skip;
   op->gain = gain, op->norm = norm;
   return op;

@@ -6,10 +6,14 @@ namespace {
 
 struct ShortConv : Op {
   Convolution convolution;
+  StateInputs inputs;
 
-  explicit ShortConv(Convolution convolution) : convolution(std::move(convolution)) {}
+  ShortConv(Convolution convolution, int64_t kept)
+      : convolution(std::move(convolution)),
+        inputs{kept, this->convolution.channels, this->convolution.channels} {}
 
   void run(Context& c) const override {
+    inputs.exchange(c);
     convolution.run(
         c,
         [&](int32_t row, int32_t i, int n) {
@@ -25,9 +29,11 @@ struct ShortConv : Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_short_conv(int64_t offset, int32_t channels, int32_t length,
+std::unique_ptr<Op> make_short_conv(int64_t offset, int64_t& inputs, int32_t channels, int32_t length,
                                     const float* weight, const float* bias) {
-  return std::make_unique<ShortConv>(Convolution(offset, channels, length, weight, bias));
+  auto op = std::make_unique<ShortConv>(Convolution(offset, channels, length, weight, bias), inputs);
+  inputs = op->inputs.end();
+  return op;
 }
 
 }  // namespace rl

@@ -85,10 +85,8 @@ struct Convolution {
       window.load(sequence.state + place, channels);
     else
       window.clear();
-    for (int32_t t = 0; t < sequence.num_tokens; ++t) {
-      save_states(sequence, sequence.start + t,
-                  [&](float* state) { window.store(state + place, channels); });
-      int32_t row = sequence.first_row + t;
+    auto store = [&](float* state) { window.store(state + place, channels); };
+    take_in(sequence, store, [&](int32_t row) {
       over(count, [&](int i, int n) {
         vf newest = input(row, first + i, n);
         store_some(window.newest() + i, newest, n);
@@ -99,8 +97,7 @@ struct Convolution {
         output(row, first + i, n, fma(load_some(weights, n), newest, sum));
       });
       window.advance();
-    }
-    window.store(sequence.state + place, channels);
+    });
   }
 };
 

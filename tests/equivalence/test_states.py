@@ -4,8 +4,11 @@ prompt gives alone and whole."""
 import json
 
 import pytest
+from tests.conftest import VOCAB
+from tests.equivalence.conftest import _write
 from tests.equivalence.test_combinations import SETTINGS, check_outputs, params, prompts
 from tests.parity.state_cases import STATE_CASES
+from tests.tiny import CONFIG
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import SettingsError
@@ -26,7 +29,7 @@ def folders(tmp_path_factory):
     made = {}
     for name in CASES:
         folder = tmp_path_factory.mktemp(name)
-        config = CASES[name].config | {"model_type": CASES[name].family, "vocab_size": 290}
+        config = CASES[name].config | {"model_type": CASES[name].family, "vocab_size": VOCAB}
         (folder / "config.json").write_text(json.dumps(config))
         made[name] = str(folder)
     return made
@@ -67,6 +70,62 @@ def test_every_way_is_bit_for_bit(name, folders, baselines, chunked, cached, pre
         assert not cached or scheduler.prefix_cache.stats.hit_tokens > 0
 
 
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("draft") / "model"
+    _write(folder, CONFIG)
+    for file in folder.glob("tokenizer*"):  # targets have none
+        file.unlink()
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", TELLING)
+@pytest.mark.parametrize("speculation", ["recycling", "suffix", "draft", "combined", "adaptive"])
+@pytest.mark.parametrize("preempted", [False, True], ids=["roomy", "preempted"])
+def test_drafts_change_no_output(name, folders, baselines, draft, speculation, preempted):
+    """Chunked and cached as well, with samples and aborts, and again where all is cached: what was
+    rejected is in no state, and what was accepted in each."""
+    expected, sequence_bytes = baselines[name]
+    settings = {"enable_prefix_caching": True, "max_num_batched_tokens": 24}
+    if speculation not in ("recycling", "suffix"):
+        settings["draft_model"] = draft
+    if preempted:
+        settings["kv_cache_memory_bytes"] = int(2.5 * sequence_bytes)
+    with open_llm(
+        folders[name], speculation=speculation, num_speculative_tokens=3, **settings
+    ) as llm:
+        for samples in (3, 1, 1):
+            check_outputs(llm, expected, samples=samples, aborts=samples == 1)
+        llm._loop.check_integrity()
+        scheduler = llm._engine.scheduler
+        assert scheduler.prefix_cache.stats.hit_tokens > 0
+
+
+@pytest.mark.parametrize("name", TELLING)
+@pytest.mark.parametrize("executor", ["cpu", "reference"])
+def test_accepted_drafts_change_no_output(name, folders, executor):
+    """Outputs that repeat themselves, so that drafts are right; and right once they were cached."""
+    settings = {"executor": executor, "dtype": "float32" if executor == "cpu" else "float64"}
+    biased = SamplingParams(
+        temperature=0.0, max_tokens=60, logit_bias=dict.fromkeys((3, 17, 64, 99), 60.0)
+    )
+    asked = [[token % 290 for token in range(first, 9 * first, 7)] for first in (3, 8, 20)]
+    with open_llm(folders[name], **settings) as llm:
+        expected = [each.outputs[0].token_ids for each in llm.generate(asked, biased)]
+    settings |= {"enable_prefix_caching": True, "block_tokens": 16}
+    with open_llm(folders[name], speculation="ngram", **settings) as llm:
+        for _ in range(2):
+            outputs = [each.outputs[0] for each in llm.generate(asked, biased)]
+            assert [each.token_ids for each in outputs] == expected
+            assert sum(sum(each.num_accepted) for each in outputs) > 20
+        turn = [*asked[0], *expected[0], 5, 6, 7]
+        again = llm.generate([turn], biased)[0]
+        assert again.num_cached_tokens > len(asked[0]) + 30  # checkpoints among drafts
+    with open_llm(folders[name], **settings) as llm:
+        plain = llm.generate([turn], biased)[0].outputs[0].token_ids
+    assert plain == again.outputs[0].token_ids
+
+
 @pytest.mark.parametrize("name", TELLING)
 def test_the_second_turn_computes_one_turn_and_less_than_a_block(name, folders):
     """A conversation of whole turns: of the turns before, nothing but a part of a block is computed
@@ -86,7 +145,9 @@ def test_the_second_turn_computes_one_turn_and_less_than_a_block(name, folders):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"speculation": "ngram"}, "speculation ngram"),
+        ({"speculation": "exit"}, "speculation exit"),
+        ({"speculation": "lookahead"}, "speculation lookahead"),
+        ({"speculation": "ngram", "draft_shape": "tree"}, "draft_shape tree"),
         ({"kv_ram_tier_bytes": 2**20, "enable_prefix_caching": True}, "kv_ram_tier_bytes"),
         ({"executor": "cuda"}, "the cuda executor"),
     ],

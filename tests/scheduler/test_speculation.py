@@ -134,24 +134,34 @@ def make(
 
 
 @pytest.mark.parametrize("model", [False, True], ids=["host", "draft model"])
-@pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
-@pytest.mark.parametrize("kind", [Oracle, Resting, Trees])
+@pytest.mark.parametrize(
+    ("kind", "windows", "states"),
+    [
+        *(
+            (kind, windows, ())
+            for kind in (Oracle, Resting, Trees)
+            for windows in ((None,), (9,), (None, 5, 17))
+        ),
+        *((kind, (None,), (states,)) for kind in (Oracle, Resting) for states in (3, 30)),
+    ],
+)
 @pytest.mark.parametrize("seed", range(15))
-def test_random_workloads_under_preemption(seed, windows, model, kind):
-    """A drafter that rests lets steps be planned ahead, and be repeated."""
+def test_random_workloads_under_preemption(seed, windows, states, model, kind):
+    """A drafter that rests lets steps be planned ahead, and be repeated. A state takes in what is
+    known, and what was accepted with the next step."""
     rng = random.Random(seed)
     window = 1000 if None in windows else max(windows)
     drafter = kind(rng, model=model, window=window)
     scheduler = make(
         drafter,
-        num_blocks=(18,) * len(windows),
+        num_blocks=(18,) * len(windows) + states,
         draft_blocks=rng.choice([9, 40]) if model else None,
         windows=windows,
         max_num_batched_tokens=rng.choice([3, 7, 64]),
         max_tokens=rng.choice([1, 3, 8]),
         replay_s=10.0,
     )
-    executor = FakeExecutor(windows=windows)
+    executor = FakeExecutor(windows=windows, has_states=bool(states))
     drive = run_ahead if kind is Resting else run
     common = [rng.randrange(1000) for _ in range(40)]
     pending = [
@@ -197,7 +207,7 @@ def test_random_workloads_under_preemption(seed, windows, model, kind):
         assert sum(accepted for _, accepted in drafter.outcomes) > 0
     if kind is Trees and not (model and scheduler.config.max_num_batched_tokens < 64):
         assert any(s.parents for plan in executor.plans for s in plan.passes[-1].segments)
-    if model:
+    if model and not (states and kind is Resting):
         roles = {a_pass.role for plan in executor.plans for a_pass in plan.passes}
         assert ModelRole.DRAFT in roles
 

@@ -5,7 +5,6 @@ calibrated, trained and distilled without code of its own. There is no KV cache:
 of the sequences at hand.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
@@ -136,8 +135,11 @@ class _FreshStates:
     def before(self, item: None) -> torch.Tensor:
         return self._zeros_E
 
+    def taken_in(self, item: None, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return rows
+
     def wanted(self, item: None) -> Mapping[int, Sequence[int]]:
-        return defaultdict(tuple)
+        return {}
 
     def write(self, blocks: Sequence[int], *parts: torch.Tensor) -> None:
         pass

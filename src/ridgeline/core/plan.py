@@ -15,8 +15,10 @@ sequence from its `Admission` to its release):
 A model with states (`core.spec.StateGroup`) has one more group of blocks after its KV groups; a
 block of it holds one state. The only entry of a sequence's table is the block that its state runs
 in: a segment that starts at 0 begins with zeros, another with what is there, and leaves the state
-after its last token. So a `BlockCopy` of a checkpoint over that block restores a sequence, and
-``Segment.state_saves`` make checkpoints. Such models take no drafts.
+after its last token that is no draft. So a `BlockCopy` of a checkpoint over that block restores a
+sequence, and ``Segment.state_saves`` make checkpoints. Of drafts the executor keeps what the state
+would take in, and ``Segment.state_lag`` says how many of the last segment's it takes in before the
+next one: nothing has to be taken back, and a state is read and written once a step.
 
 Order within a step: releases, admissions, copies in order, passes in order. Blocks go to and come
 from tiers between steps (docs/decisions/0007-tiers.md).
@@ -165,7 +167,9 @@ class Segment(NamedTuple):
     ends a prompt, and computes all tokens that choose; once a layer has attended, the chosen
     tokens are moved. No other sequence has the blocks that they are moved to.
 
-    ``state_saves`` are at positions that the segment computes, or the steps that repeat it.
+    ``state_saves`` are at positions that the state takes in, of the segment or the steps that
+    repeat it. ``state_lag`` tokens before ``start`` were the first drafts of the slot's last
+    segment that was computed, in a chain.
 
     ``reuses`` lie before ``start``, and become the sequence's before anything of the pass is
     computed, once the tables are those of ``block_updates``.
@@ -189,6 +193,7 @@ class Segment(NamedTuple):
     window: KVWindow | None = None
     selection: KVSelection | None = None
     reuses: tuple[KVReuse, ...] = ()
+    state_lag: int = 0
 
     @property
     def num_tokens(self) -> int:

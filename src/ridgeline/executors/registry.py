@@ -257,7 +257,8 @@ def _check_caches(models: Models, config: EngineConfig, traits: ExecutorTraits) 
             )
         lacking = {
             f"the {traits.name} executor": not traits.keeps_states,
-            f"speculation {config.speculation}": config.speculation != "off",
+            f"speculation {config.speculation}": config.speculation in ("exit", "lookahead"),
+            "draft_shape tree": config.speculation != "off" and config.draft_shape == "tree",
             "kv_ram_tier_bytes": config.kv_ram_tier_bytes > 0,
             "tensor_parallel_size": config.tensor_parallel_size > 1,
             **{name: bool(getattr(config, name)) for name in SHARED_TIERS},

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ridgeline.core.plan import Admission, BlockTableUpdate, ModelRole
 from ridgeline.decoding import History, Proposal
@@ -15,7 +16,8 @@ class SequenceState:
     A draft model's proposals are known to the draft model alone, unless it ``shares`` both with the
     target, whose KV it then writes, too. ``features`` are what a drafter that reads hidden states
     has of them. ``proposals`` are those that the target has not verified yet, by position, where
-    that is done by rejection.
+    that is done by rejection. ``drafted`` are what ops on states read of the last segment's drafts,
+    by the op's offset in the state.
     """
 
     admission: Admission
@@ -24,6 +26,7 @@ class SequenceState:
     tables: dict[tuple[ModelRole, int], list[int]] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
     features: SequenceFeatures = field(default_factory=SequenceFeatures)
+    drafted: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def verifies_by_rejection(self) -> bool:

@@ -42,6 +42,8 @@ class SequenceKV:
     Attributes:
         num_computed: tokens from the start whose KV is in the blocks.
         num_writable: positions that can be written without a change of the tables.
+        state_lag: the last of the computed tokens, which were drafts, and which the state takes in
+            with the next segment.
         seen: what every token sees, in groups without a window.
         selection: what stays of the prompt, in those.
         documents: what the prompt takes of documents; then ``root_key`` is theirs.
@@ -70,6 +72,7 @@ class SequenceKV:
         "num_writable",
         "seen",
         "selection",
+        "state_lag",
     )
 
     def __init__(
@@ -112,6 +115,7 @@ class SequenceKV:
         self._note_at = 0  # computed tokens before which nothing can be cached or given up
         self.num_computed = 0
         self.num_writable = 0
+        self.state_lag = 0
         self.num_cached: int | None = None
 
     @property
@@ -129,7 +133,7 @@ class SequenceKV:
     def takes_drafts(self) -> bool:
         """Whether what was computed for rejected tokens can be given up, and no block that they
         would see is."""
-        return self._states is None and self.seen is None and self.selection is None
+        return self.seen is None and self.selection is None
 
     @property
     def has_windows(self) -> bool:
@@ -229,12 +233,16 @@ class SequenceKV:
                 return False
         return True
 
-    def advance(self, num_computed: int, token_ids: Sequence[int]) -> None:
-        """The KV of the first ``num_computed`` of these tokens is there.
+    def advance(
+        self, num_computed: int, token_ids: Sequence[int], *, num_accepted: int = 0
+    ) -> None:
+        """The KV of the first ``num_computed`` of these tokens is there; the last ``num_accepted``
+        were drafts.
 
         Blocks that are full now are cached, and those that no window reaches are given up.
         """
         self.num_computed = num_computed
+        self.state_lag = 0 if self._states is None else num_accepted
         if num_computed >= self._note_at:
             self._cache_full_blocks(token_ids)
             self._give_up_unseen_blocks()
@@ -283,10 +291,13 @@ class SequenceKV:
                 stop = max(start, min(stop, columns * self._cache.block_tokens))
         return stop
 
-    def prepare_write(self, start: int, stop: int, *, reserve: int = 0) -> Write:
+    def prepare_write(
+        self, start: int, stop: int, *, reserve: int = 0, num_drafts: int = 0
+    ) -> Write:
         """Extend the tables to ``stop``; blocks to be written that others hold too are replaced.
 
-        Groups without a window are extended to ``reserve`` tokens, if blocks are free.
+        The last ``num_drafts`` positions are of drafts. Groups without a window are extended to
+        ``reserve`` tokens, if blocks are free.
         """
         if stop <= self.num_writable:
             return _NOTHING
@@ -312,10 +323,15 @@ class SequenceKV:
         self.num_writable = columns * self._cache.block_tokens
         if self._states is None:
             return Write(tuple(updates), tuple(copies))
+        start, stop = start - self.lag_at(start), stop - num_drafts
         state_updates, state_copies, saves = self._states.prepare_write(start, stop)
         self.num_writable = min(self.num_writable, self._states.next_save(stop - 1))
         self._note_at = min(self._note_at, self._states.next_note)
         return Write((*updates, *state_updates), (*copies, *state_copies), tuple(saves))
+
+    def lag_at(self, start: int) -> int:
+        """How many tokens before ``start`` a segment from there has the state take in."""
+        return self.state_lag if start == self.num_computed else 0
 
     def send_again(self) -> None:
         """Let the next segment bring the whole tables: what a void one brought was not taken."""
@@ -366,7 +382,7 @@ class SequenceKV:
         if self.documents is not None:
             self.documents.release()
         self._nodes = []
-        self.num_computed = self.num_writable = self._note_at = 0
+        self.num_computed = self.num_writable = self._note_at = self.state_lag = 0
 
     def num_spare(self, group: int) -> int:
         """Tokens for which a group's table has room beyond the computed ones."""

@@ -17,7 +17,8 @@ class SequenceStates:
     belongs to the node of the block before it. One is saved at the end of the prompt, every
     `PrefixCache.state_tokens`, where the prompt parts from one that was computed before, and in the
     output at each block, where only the last is kept: so what follows an answer finds the answer.
-    What the pool has no block for is not saved.
+    What the pool has no block for is not saved. A checkpoint among drafts is saved in the step
+    after, which takes in those that stayed.
     """
 
     __slots__ = (
@@ -77,7 +78,7 @@ class SequenceStates:
     def prepare_write(
         self, start: int, stop: int
     ) -> tuple[list[BlockTableUpdate], list[BlockCopy], list[StateSave]]:
-        """What the executor must be told before it computes positions ``[start, stop)``."""
+        """What the executor must be told before the state takes in positions ``[start, stop)``."""
         updates, copies = [], []
         if self._running is None:
             (self._running,) = self._pool.allocate(1)

@@ -76,7 +76,8 @@ class Outcomes:
                 num_computed = min(stop + len(outcome.accepted), len(known_ids))
             elif num_steps > 1:
                 num_computed = min(stop + max(0, len(outcome.token_ids) - 1), len(known_ids))
-            sequence.kv.advance(num_computed, known_ids)
+            accepted = num_computed - stop if num_drafts else 0
+            sequence.kv.advance(num_computed, known_ids, num_accepted=accepted)
             if not sequence.num_in_flight:
                 sequence.settle()
             if outputs.sample:

@@ -174,7 +174,9 @@ class Planner:
         updates: tuple[BlockTableUpdate, ...] = ()
         saves: tuple[StateSave, ...] = ()
         if end > kv.num_writable:
-            updates, copies, saves = kv.prepare_write(first, end, reserve=len(known))
+            updates, copies, saves = kv.prepare_write(
+                first, end, reserve=len(known), num_drafts=len(drafts)
+            )
             step.copies += copies
         assert sequence.slot is not None
         window, chosen = kv.seen, None
@@ -183,7 +185,7 @@ class Planner:
             chosen = selection if end == selection.stop else None
         segment = tuple.__new__(Segment, (  # to call the class takes twice as long
             sequence.slot, start, end, token_ids, len(drafts), draft.parents, updates, outputs,
-            saves, window, chosen, reuses,
+            saves, window, chosen, reuses, kv.state_lag and kv.lag_at(first),
         ))  # fmt: skip
         may_continue = not drafts and not outputs.masked and stop + 1 < sequence.max_length
         step.add(sequence, segment, outputs.sample, may_continue)

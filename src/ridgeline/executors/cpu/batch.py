@@ -24,6 +24,7 @@ class CPUBatch:
 
     ``logit_rows`` are the rows of the batch whose logits are kept, segment by segment. Where ranks
     share contexts these and ``num_rows`` are of all ranks' tokens, and the others of this rank's.
+    ``num_rows`` has those of tokens that lag, too, which are the last.
     """
 
     role: ModelRole
@@ -69,11 +70,13 @@ def build_batch(
     role: ModelRole,
     cache: KVCache,
     *,
+    state_inputs: int = 0,
     is_head: bool = False,
 ) -> CPUBatch:
     """Arrays for one forward pass over segments whose references are resolved.
 
-    Applies block-table updates and records known tokens in the states. Of a drafter that reads
+    Applies block-table updates and records known tokens in the states. Ops on states read
+    ``state_inputs`` floats of a token. Of a drafter that reads
     hidden states (``is_head``) a token is at the position before its own, whose features it has.
     """
     owners = tuple(states[segment.slot] for segment in segments)
@@ -83,6 +86,7 @@ def build_batch(
     logit_rows: list[int] = []
     kept: list[Any] = []
     first_row = 0
+    lag_row = sum(segment.num_tokens for segment in segments)
     own_row, own_rows = 0, list[range]()
     for segment, state in zip(segments, owners, strict=True):
         for update in segment.block_updates:
@@ -101,11 +105,15 @@ def build_batch(
                 state.table_pointers(role),
                 *(_states(segment, state, role, cache, kept) if cache.has_states else (0, 0)),
                 len(segment.state_saves),
+                segment.state_lag,
+                lag_row,
+                *(state.state_inputs(segment.num_drafts, state_inputs) if state_inputs else (0, 0)),
                 *(segment.window or (0, 0)),
                 cuts,
                 first_row,
             )
         )
+        lag_row += segment.state_lag
         own_row += stop - start
         own_rows.append(range(first_row + start - segment.start, first_row + stop - segment.start))
         token_ids.extend(segment.token_ids)
@@ -131,7 +139,7 @@ def build_batch(
         token_types=types,
         sequences=np.array(rows, dtype=SEQUENCE),
         logit_rows=np.array(logit_rows, dtype=np.int32),
-        num_rows=first_row,
+        num_rows=lag_row,
         kept=kept,
     )
 
@@ -178,6 +186,7 @@ def _states(
     segment: Segment, state: CPUSequence, role: ModelRole, cache: KVCache, kept: list[Any]
 ) -> tuple[int, int]:
     """The addresses of a sequence's state, and of where it is to be saved."""
+    assert not segment.parents, "a state takes in one token after the other"
     (block,) = state.table(role, len(cache.groups))
     saves = [(save.position, cache.state_address(save.block)) for save in segment.state_saves]
     return cache.state_address(block), _keep(np.array(saves, dtype=STATE_SAVE), kept)

@@ -223,7 +223,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
     ) -> tuple[CPUBatch, Floats | None]:
         """A pass as far as logits, unless it goes on in the next stage of a pipeline."""
         states, model = cast(Mapping[int, CPUSequence], self.states), self._models[role]
-        batch = build_batch(segments, states, role, self.pools[role], is_head=model.is_head)
+        batch = self._batch(segments, states, role)
         if role is ModelRole.TARGET:
             take_over(batch.items, model.ops, self.pools[role].reuse)
         model.program.reserve(batch.num_rows)
@@ -267,7 +267,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         model = self._models[role]
         if not self._can_replay(segments, states, model):
             return None
-        batch = build_batch(segments, states, role, self.pools[role])
+        batch = self._batch(segments, states, role)
         if role is ModelRole.TARGET:
             take_over(batch.items, model.ops, self.pools[role].reuse)
         model.program.reserve(batch.num_rows)
@@ -285,6 +285,15 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._note_pass(role)
         clock.lap("sample_s")
         return steps
+
+    def _batch(
+        self, segments: Sequence[Segment], states: Mapping[int, CPUSequence], role: ModelRole
+    ) -> CPUBatch:
+        model = self._models[role]
+        return build_batch(
+            segments, states, role, self.pools[role],
+            state_inputs=model.program.state_inputs, is_head=model.is_head,
+        )  # fmt: skip
 
     @staticmethod
     def _can_replay(

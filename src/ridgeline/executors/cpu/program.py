@@ -63,6 +63,7 @@ class Program:
                 self.attends.append((lowering.num_ops, op))
         self.ropes, self.slots, self._routers = lowering.ropes, lowering.slots, lowering.routers
         self._num_ops = lowering.num_ops
+        self.state_inputs: int = self._library.rl_state_inputs(self._handle)
         self._reserved = 0
         self._streamed: StreamedWeights | None = None
 

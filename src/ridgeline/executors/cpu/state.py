@@ -40,6 +40,8 @@ class CPUSequence(SequenceState):
         self.is_adjusted = params.has_penalties or bool(params.logit_bias)
         self.is_plain = not self.is_adjusted and params.logprobs is None
         self._counted: dict[ModelRole, CountedHistory] = {}
+        # What ops on states read of drafts: of the last ones, and what the next are written over.
+        self._drafted = [np.empty((0, 0), dtype=np.float32)] * 2
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
         super().update_table(role, update)
@@ -67,6 +69,17 @@ class CPUSequence(SequenceState):
             self._counted[role] = CountedHistory(prompt, known[:stop])
         self._counted[role].advance(known, stop)
         return self._counted[role]
+
+    def state_inputs(self, num_drafts: int, width: int) -> tuple[int, int]:
+        """The addresses of what ops on states read of the last drafts, ``width`` floats a token,
+        and of where it goes of so many next ones (0: there are none)."""
+        lagging = self._drafted[0].ctypes.data
+        if not num_drafts:
+            return lagging, 0
+        if len(self._drafted[1]) < num_drafts:
+            self._drafted[1] = np.empty((num_drafts, width), dtype=np.float32)
+        self._drafted.reverse()
+        return lagging, self._drafted[0].ctypes.data
 
     def native_table(self, role: ModelRole, group: int) -> npt.NDArray[np.int32]:
         return self._native[self.owner(role)][group]

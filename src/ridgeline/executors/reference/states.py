@@ -24,9 +24,13 @@ class States(Protocol):
     def before(self, item: Any) -> torch.Tensor:
         """The state ``[E]`` before a segment's first token."""
 
+    def taken_in(self, item: Any, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of what an op reads of a segment's tokens, ``rows``, what the state takes in: with those
+        of the tokens that lag before them."""
+
     def wanted(self, item: Any) -> Mapping[int, Sequence[int]]:
-        """Before which of a segment's tokens the state is to be stored, and in which blocks; with
-        an entry for its number of tokens."""
+        """Before which of the tokens that it takes in the state is to be stored, and in which
+        blocks; their number stands for the end."""
 
     def write(self, blocks: Sequence[int], *parts: torch.Tensor) -> None:
         """Store a state, which is these parts one after the other."""
@@ -38,18 +42,32 @@ class StateAccess:
     def __init__(self, cache: ReferenceKVCache, batch: Batch, op: ops.StateOp) -> None:
         self._pool_NE = cache.states[:, op.offset : op.offset + op.state_elements]
         self._group, self._role = len(cache.groups), batch.role
+        self._offset = op.offset
 
     def before(self, item: SegmentInput) -> torch.Tensor:
         running = self._pool_NE[self._running(item)]
         return torch.zeros_like(running) if item.segment.start == 0 else running
 
+    def taken_in(self, item: SegmentInput, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """And keeps the drafts', of which some will lag."""
+        segment, kept = item.segment, item.state.drafted
+        assert not segment.parents, "a state takes in one token after the other"
+        if segment.state_lag:
+            before = [each[: segment.state_lag] for each in kept[self._offset]]
+        else:
+            before = [each[:0] for each in rows]
+        if segment.num_drafts:
+            kept[self._offset] = tuple(each[-segment.num_drafts :].clone() for each in rows)
+        return tuple(map(torch.cat, zip(before, rows, strict=True)))
+
     def wanted(self, item: SegmentInput) -> dict[int, list[int]]:
-        """Where it is to be saved, and after the last token where it runs."""
+        """Where it is to be saved, and before the drafts where it runs."""
         segment = item.segment
-        found = {segment.num_tokens: [self._running(item)]}
+        first, stop = segment.start - segment.state_lag, segment.stop - segment.num_drafts
+        found = {stop - first: [self._running(item)]}
         for position, block in segment.state_saves:
-            if segment.start <= position < segment.stop:
-                found.setdefault(position - segment.start, []).append(block)
+            if first <= position < stop:
+                found.setdefault(position - first, []).append(block)
         return found
 
     def write(self, blocks: Sequence[int], *parts: torch.Tensor) -> None:
@@ -90,12 +108,16 @@ def run_short_conv(
     weight_DL = weight(op.weight)
     past = weight_DL.shape[1] - 1
     for item, first, last in ranges:
-        inputs_SD = buffers["q"][first:last] * buffers["v"][first:last]
+        gates_SD, values_SD = states.taken_in(
+            item, buffers["q"][first:last], buffers["v"][first:last]
+        )
+        inputs_SD = gates_SD * values_SD
         before_MD = states.before(item).view(past, -1)
         out_SD, rows = kernels.short_conv(inputs_SD, before_MD, weight_DL, bias_D)
         for index, blocks in states.wanted(item).items():
             states.write(blocks, rows[index : index + past])
-        outputs.append(buffers["k"][first:last] * out_SD.to(inputs_SD.dtype))
+        out_SD = out_SD[first - last :].to(inputs_SD.dtype)
+        outputs.append(buffers["k"][first:last] * out_SD)
     return torch.cat(outputs)
 
 
@@ -111,13 +133,17 @@ def run_gated_delta(
     wide = kernels.wide
     matrix_shape = (op.num_value_heads, op.key_dim, op.value_dim)
     for item, first, last in ranges:
-        convolved = _Convolved(states, item, buffers["q"][first:last], weight(op.conv), None)
-        beta_SG, decay_SG = wide(buffers["v"][first:last]).chunk(2, dim=-1)
+        mixed_SD, factors_SG = states.taken_in(
+            item, buffers["q"][first:last], buffers["v"][first:last]
+        )
+        convolved = _Convolved(states, item, mixed_SD, weight(op.conv), None)
+        beta_SG, decay_SG = wide(factors_SG).chunk(2, dim=-1)
         log_G, bias_G = wide(weight(op.decay_log)), wide(weight(op.decay_bias))
         inputs = _split(op, functional.silu(convolved.out_SD))._replace(
             beta_SG=torch.sigmoid(beta_SG), decay_SG=kernels.decay_factors(decay_SG, log_G, bias_G)
         )
         out_SGv = convolved.through(matrix_shape, partial(kernels.gated_delta, inputs))
+        out_SGv = out_SGv[first - last :]
         normed = kernels.normalise(out_SGv, wide(weight(op.gain)), op.norm)
         gate_SGv = wide(buffers["k"][first:last]).view(normed.shape)
         gated = normed * functional.silu(gate_SGv)
@@ -143,11 +169,14 @@ def run_selective_scan(
     bias_D = None if op.conv_bias is None else weight(op.conv_bias)
     values, groups = op.num_heads * op.head_dim, op.num_groups * op.state_dim
     for item, first, last in ranges:
-        convolved = _Convolved(states, item, buffers["q"][first:last], conv_DL, bias_D)
+        mixed_SD, steps_SH = states.taken_in(
+            item, buffers["q"][first:last], buffers["v"][first:last]
+        )
+        convolved = _Convolved(states, item, mixed_SD, conv_DL, bias_D)
         x, write, read = torch.split(
             functional.silu(convolved.out_SD), [values, groups, groups], dim=-1
         )
-        step_SH = functional.softplus(wide(buffers["v"][first:last]) + offset_H)
+        step_SH = functional.softplus(wide(steps_SH) + offset_H)
         inputs = kernels.ScanInputs(
             torch.unflatten(x, -1, (op.num_heads, -1)),
             torch.unflatten(write, -1, (op.num_groups, -1)),
@@ -157,7 +186,7 @@ def run_selective_scan(
         )
         matrix_shape = (op.num_heads, op.state_dim, op.head_dim)
         out_SHp = convolved.through(matrix_shape, partial(kernels.selective_scan, inputs))
-        out_SI = (out_SHp + skip_H[:, None] * inputs.x_SHp).flatten(1)
+        out_SI = (out_SHp + skip_H[:, None] * inputs.x_SHp).flatten(1)[first - last :]
         gated = out_SI * functional.silu(wide(buffers["k"][first:last]))
         if op.norm is not None and op.gain is not None:
             grouped = torch.unflatten(gated, -1, (op.num_groups, -1))
@@ -192,7 +221,7 @@ class _Convolved:
         shape: tuple[int, int, int],
         recurrence: Callable[[torch.Tensor], Iterable[tuple[torch.Tensor, torch.Tensor]]],
     ) -> torch.Tensor:
-        """Outputs of all tokens; states that are wanted are stored."""
+        """Outputs of all tokens that are taken in; states that are wanted are stored."""
         wanted, state = self._states.wanted(self._item), self._matrices.view(shape)
         outputs = []
         for index, (out, after) in enumerate(recurrence(state)):
@@ -200,7 +229,8 @@ class _Convolved:
                 self._states.write(wanted[index], self._rows[index : index + self._past], state)
             outputs.append(out)
             state = after
-        self._states.write(wanted[len(outputs)], self._rows[len(outputs) :], state)
+        if after_all := wanted.get(len(outputs)):
+            self._states.write(after_all, self._rows[len(outputs) :], state)
         return torch.stack(outputs)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ridgeline.core.errors import MachineError, OutOfMemoryError
 from ridgeline.kernels.cpu.structs import FUNCTIONS, RAISING
 
-ABI_VERSION = 19  # RL_ABI_VERSION of the header that this package was written for
+ABI_VERSION = 20  # RL_ABI_VERSION of the header that this package was written for
 
 # Instruction-set levels in the numbering of csrc/cpu/detect.cpp, the newest last.
 LEVELS = ("generic", "avx2", "avxvnni", "avx512", "avx512bf16", "avx512amx", "neondot")
