@@ -11,6 +11,7 @@ from ridgeline.cli.config_file import apply_config_file
 from ridgeline.cli.main import build_parser
 from ridgeline.cli.options import engine_settings, given_settings, sampling_params
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import SettingsError
 from ridgeline.server.config import ServerConfig
 
 
@@ -120,3 +121,25 @@ def test_a_file_that_is_not_there(capsys):
 def test_unset_settings_are_the_defaults(tmp_path):
     assert engine_settings(parse(tmp_path, "", "generate")) == {}
     assert EngineConfig(**engine_settings(parse(tmp_path, "dtype: auto", "chat"))) == EngineConfig()
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_api_key", "kv_redis_url"])
+@pytest.mark.parametrize(
+    "value",
+    ["{swordfish: 1}", "[{a: swordfish}]", "*swordfish", "!!int swordfish", "{a: swordfish"],
+)
+def test_no_secret_is_shown(tmp_path, capsys, name, value):
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"{name}: {value}\n")
+    assert main(["serve", "--config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "swordfish" not in error
+    assert str(path) in error
+
+
+def test_what_is_printed_of_a_server_has_no_key():
+    config = ServerConfig(api_key=("swordfish",), admin_api_key="swordfish")
+    assert "swordfish" not in repr(config)
+    with pytest.raises(SettingsError) as caught:
+        ServerConfig(join=("ftp://me:swordfish@router",), router_key_file="key")
+    assert "swordfish" not in str(caught.value)

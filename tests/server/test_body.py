@@ -10,8 +10,9 @@ import pytest
 
 from ridgeline.server import body as bodies
 from ridgeline.server.body import (
-    MAX_CONTAINERS,
     MAX_DEPTH,
+    MAX_ELEMENTS,
+    MAX_PARTS,
     ClientDisconnectedError,
     declared_length,
     decode_body,
@@ -19,6 +20,7 @@ from ridgeline.server.body import (
     read_body,
 )
 from ridgeline.server.errors import ApiError
+from ridgeline.server.schemas.batches import MessageBatchRequest
 from ridgeline.server.schemas.chat import ChatRequest
 
 ANYTHING = msgspec.json.Decoder()
@@ -98,12 +100,29 @@ def test_the_bounds_themselves():
         else:
             with pytest.raises(ApiError, match="levels deep"):
                 decode_body(ANYTHING, body)
-    decode_body(ANYTHING, b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]")
-    with pytest.raises(ApiError, match="arrays and objects"):
-        decode_body(ANYTHING, b"[" + b"[]," * MAX_CONTAINERS + b"[]]")
+    decode_body(ANYTHING, b"[" + b"[]," * (MAX_PARTS - 2) + b"[]]")
+    fields = [b'"%d":0' % number for number in range(MAX_PARTS)]
+    decode_body(ANYTHING, b"{" + b",".join(fields[1:]) + b"}")
+    for body in (b"[" + b"[]," * MAX_PARTS + b"[]]", b"{" + b",".join(fields) + b"}"):
+        with pytest.raises(ApiError, match="arrays, objects and fields"):
+            decode_body(ANYTHING, body)
+    decode_body(ANYTHING, b"[" + b"0," * (MAX_ELEMENTS - 1) + b"0]")
+    with pytest.raises(ApiError, match="500,000 commas"):
+        decode_body(ANYTHING, b"[" + b"0," * MAX_ELEMENTS + b"0]")
+    text = ":,[{" * MAX_ELEMENTS
+    assert decode_body(ANYTHING, json.dumps([text]).encode()) == [text]
 
 
-@pytest.mark.parametrize("piece", [b"[],", b'{"":[]},', b'"[",', b'["]"],', b'"\\"[",'])
+def test_a_batch_of_messages_has_as_many_as_may_be():
+    message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    lines = [{"custom_id": f"line-{number}", "params": message} for number in range(50_000)]
+    decoder = msgspec.json.Decoder(MessageBatchRequest)
+    assert len(decode_body(decoder, json.dumps({"requests": lines}).encode()).requests) == 50_000
+
+
+@pytest.mark.parametrize(
+    "piece", [b"[],", b'{"":[]},', b'"[",', b'["]"],', b"0,", b'"":0,', b'"\\"[",']
+)
 def test_a_large_body_takes_the_processor_for_little_time(piece):
     """Once 5.5 s for 16 MiB of empty lists, in which nobody else was served."""
     size = 16 << 20
@@ -111,7 +130,7 @@ def test_a_large_body_takes_the_processor_for_little_time(piece):
     try:
         decode_body(ANYTHING, b"[" + piece * (size // len(piece)) + b"0]")
     except ApiError as error:
-        assert "arrays and objects" in error.message
+        assert "The JSON " in error.message
     assert time.process_time() - began < 3
 
 

@@ -1,6 +1,7 @@
 """What files and batches of a key may take, and that nothing uncounted is left on the disk."""
 
 import asyncio
+import io
 import sqlite3
 import threading
 import time
@@ -18,6 +19,7 @@ from ridgeline.server.jobs.batches import Result
 from ridgeline.server.jobs.database import NAME, Database
 from ridgeline.server.jobs.folder import open_existing_folder
 from ridgeline.server.jobs.jobs import Jobs
+from ridgeline.server.jobs.lines import read_lines
 from ridgeline.server.jobs.quotas import Quotas
 from ridgeline.server.jobs.slots import Slots
 
@@ -263,3 +265,12 @@ def test_a_slot_that_comes_as_its_batch_is_cancelled_is_not_lost():
         assert slots.num_free == 1
 
     asyncio.run(work())
+
+
+def test_a_file_of_blank_lines_is_not_read_to_its_end():
+    """Once 10 s for 200 MB of them."""
+    file = io.BytesIO(b"\n" * (200 << 20))
+    places, errors = read_lines(file, "/v1/completions")
+    assert not places
+    assert [each["message"] for each in errors] == ["50000 blank lines at the most."]
+    assert file.tell() < 100_000

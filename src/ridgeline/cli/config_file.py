@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import yaml
 
 _MAX_BYTES = 4 << 20
+_QUOTED = re.compile(r" '(?!<)[^']{2,}'")  # of a file that has keys, but not the parser's own words
 
 
 class Pairs(argparse.Action):
@@ -42,6 +44,16 @@ class ConfigFile(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, (parser, values))
+
+
+def secret_text(text: str) -> str:
+    """The type of an option whose value no message shows."""
+    return text
+
+
+def shown_value(action: argparse.Action, value: object) -> str:
+    """A value that was refused, as an error says it."""
+    return "its value" if action.type is secret_text else repr(value)
 
 
 def add_config_option(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +101,8 @@ def put_settings(
         try:
             parsed = read_setting(settings[name], value)
         except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
-            raise SettingsError(f"{where}: {key}: {value!r} is not possible: {error}.") from error
+            shown = shown_value(settings[name], value)
+            raise SettingsError(f"{where}: {key}: {shown} is not possible: {error}.") from error
         if getattr(arguments, name, None) is None:
             setattr(arguments, name, parsed)
 
@@ -123,9 +136,10 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}," if mark else ""
-        raise SettingsError(f"{path}{where} is not YAML: {error.problem}.") from error
+        problem = _QUOTED.sub("", str(error.problem))
+        raise SettingsError(f"{path}{where} is not YAML: {problem}.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())
+        problem = _QUOTED.sub("", " ".join(str(error).split()))
         raise SettingsError(f"{path} is not YAML: {problem}.") from error
     if root is None or found is None:
         return {}
@@ -164,7 +178,7 @@ def read_setting(action: argparse.Action, value: Any) -> Any:
         return [_scalar(action, each) for each in (value if isinstance(value, list) else [value])]
     if isinstance(action, Pairs) and isinstance(value, dict):
         return {str(name): str(each) for name, each in value.items()}
-    if isinstance(value, dict) and action.type is not None:
+    if isinstance(value, dict) and action.type not in (None, secret_text):
         return _call(action, json.dumps(value))
     return _scalar(action, value)
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from ridgeline.cli.config_file import is_setting, read_setting
+from ridgeline.cli.config_file import is_setting, read_setting, shown_value
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.sampling_params import SamplingParams
@@ -44,7 +44,8 @@ def apply_environment(arguments: argparse.Namespace) -> None:
                 value = _BOOLEANS.get(text.lower(), text) if is_flag else text
                 setattr(arguments, name, read_setting(settings[name], value))
             except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
-                raise SettingsError(f"{variable}: {text!r} is not possible: {error}.") from error
+                shown = shown_value(settings[name], text)
+                raise SettingsError(f"{variable}: {shown} is not possible: {error}.") from error
 
 
 def _variables() -> Iterator[tuple[str, str]]:

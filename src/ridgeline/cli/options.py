@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from ridgeline.cli.config_file import Pairs, add_config_option
+from ridgeline.cli.config_file import Pairs, add_config_option, secret_text
 from ridgeline.cli.other_programs import COMMANDS, meant_option
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.kv_compression import KVCompression
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.core.settings.reading import union_members
+from ridgeline.core.settings.reading import is_secret, union_members
 from ridgeline.core.spelling import nearest
 from ridgeline.core.structured_outputs import StructuredOutputs
 
@@ -246,12 +246,14 @@ def add_settings(parser: Parser, cls: type[Any], *, title: str, shown: bool = Fa
     ``shown`` shows all of them in --help, and not only the common ones.
     """
     group = parser.add_argument_group(title)
-    hints, texts = typing.get_type_hints(cls), field_docs(cls)
+    hints, texts = typing.get_type_hints(cls, include_extras=True), field_docs(cls)
     for field in dataclasses.fields(cls):
         is_own = field.name in cls.__annotations__
         if not is_own or field.name in _NOT_OPTIONS or field.name in _taken(parser):
             continue
         options = _argument_options(field.name, hints[field.name])
+        if is_secret(hints[field.name]):
+            options["type"] = secret_text
         text = texts[field.name].replace("%", "%%")
         first = argparse.SUPPRESS
         if field.name in COMMON_OPTIONS:

@@ -1,22 +1,24 @@
 """Settings of the server."""
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta
 
 from ridgeline.core.errors import InvalidRequestError, SettingsError
-from ridgeline.core.settings.reading import Needs, Reads, read_settings
+from ridgeline.core.settings.reading import Needs, Reads, Secret, read_settings
 from ridgeline.engine.guard.config import GuardConfig
 from ridgeline.roofline.slo import parse_slo
 from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
 
 Timeout = Annotated[float, Meta(ge=0.01, le=86400)]
+_USER = re.compile(r"(?:^|//)[^/]*@")  # which may have a password
 _PORTS = {"http": 80, "https": 443}
 Price = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -43,7 +45,8 @@ def base_url(url: str, what: str) -> tuple[str, str, int]:
         is_base = parts.scheme in _PORTS and parts.path in ("", "/") and not parts.query
         if parts.hostname and port and is_base:
             return f"{parts.scheme}://{parts.netloc}", parts.hostname, port
-    raise SettingsError(f"{url!r} is not {what}: http://host:port.")
+    shown = _USER.sub("//", url)
+    raise SettingsError(f"{shown!r} is not {what}: http://host:port.")
 
 
 def _read_join(name: str, urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -145,9 +148,9 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
-    api_key: tuple[str, ...] = ()
+    api_key: Annotated[tuple[str, ...], Secret()] = field(default=(), repr=False)
     api_key_file: str | None = None
-    admin_api_key: str | None = None
+    admin_api_key: Annotated[str | None, Secret()] = field(default=None, repr=False)
     served_model_name: tuple[str, ...] = ()
     tool_call_parser: Annotated[str, _one_of(TOOL_PARSERS)] = "auto"
     reasoning_parser: Annotated[str, _one_of(REASONING_PARSERS)] = "auto"

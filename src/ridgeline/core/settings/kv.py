@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.kv_formats import kv_dtype_name
 from ridgeline.core.settings.bounds import Count, Meta, NumBytes, Seconds
-from ridgeline.core.settings.reading import Needs, Reads, Tries
+from ridgeline.core.settings.reading import Needs, Reads, Secret, Tries
 
 STATE_CHECKPOINT_TOKENS = 4096
 
@@ -89,7 +89,9 @@ class KVSettings:
     kv_ram_tier_bytes: Annotated[int, Meta(ge=0, le=2**62), _PREFIXES, _REUSE] = 0
     kv_disk_tier_path: Annotated[str | None, _PREFIXES, _REUSE] = None
     kv_disk_tier_bytes: Annotated[NumBytes, _FOLDER] = 10 * 2**30
-    kv_redis_url: Annotated[str | None, Reads(_url_without_password), _PREFIXES, _REUSE] = None
+    kv_redis_url: Annotated[
+        str | None, Secret(), Reads(_url_without_password), _PREFIXES, _REUSE
+    ] = None
     kv_peers: Annotated[tuple[str, ...], _PREFIXES, _REUSE, _PEER_KEY] = ()
     kv_peer_address: Annotated[str | None, _RAM, _PEER_KEY] = None
     kv_peer_key_file: Annotated[str | None, _PEERS] = None

@@ -33,6 +33,16 @@ class Needs:
     is_met: Callable[[Any], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A setting whose value no message shows."""
+
+
+def is_secret(hint: Any) -> bool:
+    """Whether an annotation has the note `Secret`."""
+    return bool(_notes(hint, Secret))
+
+
 Effort = Literal["restart", "repack"]
 
 

@@ -29,6 +29,7 @@ from ridgeline.server.replies import Reply, encode
 from ridgeline.server.routes.model_operations import model_operations
 
 MAX_LINES = 50_000
+_MAX_BLANK_LINES = 50_000
 _MAX_ERRORS = 100
 _ATTEMPTS = 3
 _RETRY_S = 0.5
@@ -78,12 +79,17 @@ def read_lines(file: IO[bytes], endpoint: str) -> tuple[list[LinePlace], list[di
         return [], [_error("too_large", f"A batch may have {MAX_INPUT_BYTES:,} bytes.", None)]
     file.seek(0)
     seen: set[str] = set()
-    number = offset = 0
+    number = offset = num_blank = 0
     while data := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         place = LinePlace(number=number, offset=offset, size=len(data), custom_id="")
         offset += len(data)
         if not data.strip():
+            num_blank += 1
+            if num_blank > _MAX_BLANK_LINES:
+                text = f"{_MAX_BLANK_LINES} blank lines at the most."
+                errors.append(_error("too_many", text, number))
+                break
             continue
         if len(places) == MAX_LINES:
             errors.append(_error("too_many", f"{MAX_LINES} lines at the most.", number))

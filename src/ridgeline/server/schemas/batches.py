@@ -1,6 +1,6 @@
 """``/v1/batches``, ``/v1/messages/batches`` and ``/v1/files``."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -34,7 +34,9 @@ class MessageBatchLine(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessageBatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Messages, to be answered when there is time."""
+    """Messages, to be answered when there is time; what they hold is left as it came."""
+
+    max_parts: ClassVar[int] = 1 << 20
 
     requests: Annotated[list[MessageBatchLine], Meta(min_length=1)]
 
