@@ -352,12 +352,14 @@ def test_a_second_engine_hits_and_another_dtype_does_not(model_folder, redis_ser
 def faulty_runs(server, count, monkeypatch, seed=0):
     """Two engines with one server, to which something happens between requests and within them."""
     monkeypatch.setattr(redis_tier, "_ABSENT_S", 0.02)
+    monkeypatch.setattr(redis_tier, "_MOST_ABSENT_S", 0.02)
     monkeypatch.setattr(redis_tier, "_TIMEOUT_S", 0.02)
     rng, hits = random.Random(seed), 0
     executors = [FakeExecutor(), FakeExecutor()]
+    tiers = [tier_of(server) for _ in executors]
     schedulers = [
-        make_with_tiers(each, [tier_of(server)], in_thread=True, num_blocks=(64,))
-        for each in executors
+        make_with_tiers(executor, [tier], in_thread=True, num_blocks=(64,))
+        for executor, tier in zip(executors, tiers, strict=True)
     ]
 
     def corrupt():
@@ -388,7 +390,11 @@ def faulty_runs(server, count, monkeypatch, seed=0):
         if rng.random() < 0.5:
             rng.choice(faults)()
         else:
-            time.sleep(0.03)
+            run_saves(schedulers[which])
+            deadline_s = time.monotonic() + 10
+            while any(tier.is_absent for tier in tiers):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.001)
     server.resume()
     for scheduler in schedulers:
         run_saves(scheduler)
