@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import VOCAB
 from tests.equivalence.conftest import _write
 from tests.equivalence.test_combinations import SETTINGS, check_outputs, params, prompts
+from tests.medusa import head_tensors, write_heads
 from tests.parity.state_cases import STATE_CASES
 from tests.tiny import CONFIG
 
@@ -155,3 +156,13 @@ def test_the_second_turn_computes_one_turn_and_less_than_a_block(name, folders):
 def test_what_does_not_work_is_refused_by_name(folders, settings, named):
     with pytest.raises(SettingsError, match=f"{named} does not work .* lfm2"):
         open_llm(folders["lfm2-plain"], **settings)
+
+
+def test_a_drafter_that_reads_hidden_states_is_refused_by_name(folders, tmp_path):
+    hidden = CASES["lfm2-plain"].config["hidden_size"]
+    write_heads(tmp_path / "heads", head_tensors(hidden, VOCAB))
+    with pytest.raises(SettingsError, match=r"reads hidden states does not work .* lfm2"):
+        open_llm(
+            folders["lfm2-plain"], speculation="medusa", draft_model=str(tmp_path / "heads"),
+            num_speculative_tokens=3,
+        )  # fmt: skip

@@ -258,6 +258,9 @@ def _check_caches(models: Models, config: EngineConfig, traits: ExecutorTraits) 
         lacking = {
             f"the {traits.name} executor": not traits.keeps_states,
             f"speculation {config.speculation}": config.speculation in ("exit", "lookahead"),
+            "a drafter that reads hidden states": any(
+                each.spec.draft_head is not None for each in models.values()
+            ),
             "draft_shape tree": config.speculation != "off" and config.draft_shape == "tree",
             "kv_ram_tier_bytes": config.kv_ram_tier_bytes > 0,
             "tensor_parallel_size": config.tensor_parallel_size > 1,

@@ -29,8 +29,8 @@ def describe_mtp(
     spec, names = definition.spec, definition.family.mtp
     if state_group(spec) is not None:
         raise SettingsError(
-            f"speculation mtp does not work with models of the family {spec.model_type}, whose "
-            "states cannot be taken back where drafts are rejected; take `speculation` off."
+            f"speculation mtp does not work with models of the family {spec.model_type}, which "
+            "keep states of their sequences beside KV; take another `speculation`."
         )
     count = str(len(spec.layers))
     own = {name: getattr(names, name).replace("{n}", count) for name in (*_MODULES, "layer")}
