@@ -168,11 +168,14 @@ typedef struct {
  * row i sees draft j, which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a
  * token sees all slots up to its own. `state` has what ops on states keep of the sequence, each at its
  * offset; a sequence that starts at 0 begins with zeros. It is read, and left as it is before the first
- * draft, or after the last token if there is none. What ops on states read of the drafts goes to
- * `drafted`, [num_drafts, rl_state_inputs]; once it is known which of them stay, these are the `lag`
- * tokens before `start` that the state takes in first, from `lagging`, of the same layout. Buffers have
- * rows [lag_row, lag_row + lag) for them, behind those of the batch. With a window a token sees the last `window` slots up to its own and the first `sinks` ones,
- * in layers that have no window of their own; blocks between them may be anyone's.
+ * draft, or after the last token if there is none. With a window a token sees the last `window` slots up
+ * to its own and the first `sinks` ones, in layers that have no window of their own; blocks between them
+ * may be anyone's.
+ *
+ * What ops on states read of the drafts goes to `drafted`, [num_drafts, rl_state_inputs]. Of these the
+ * first may lag in the sequence's next part: `lag` tokens before `start`, which the state takes in first,
+ * from `lagging`, of the same layout. Buffers have rows [lag_row, lag_row + lag) for them, behind those of
+ * the batch.
  *
  * Where ranks share contexts they share long ranges, too: rank r computes positions [cuts[r], cuts[r + 1]),
  * of which start and num_tokens are this rank's, and there are no drafts. All cuts but the first and the
@@ -476,8 +479,8 @@ RL_API void rl_set_head(rl_program* program, const rl_linear* head, float scale,
 RL_API int32_t rl_add_rope_table(rl_program* program, const float* frequencies, int32_t half,
                                  float attention_factor);
 
-/* Room for batches of num_tokens, those that lag included; pointers from rl_buffer hold until the next call. Returns 0, or
- * -1 if there is no memory: then there is room for none. */
+/* Room for batches of num_tokens, those that lag included; pointers from rl_buffer hold until the next
+ * call. Returns 0, or -1 if there is no memory: then there is room for none. */
 RL_API int32_t rl_reserve(rl_program* program, int32_t num_tokens);
 RL_API float* rl_buffer(rl_program* program, int32_t buffer);
 /* Floats that ops on states read of a token; 0 without such ops. */

@@ -26,6 +26,7 @@ struct Part {
   int num_tokens;
   int num_drafts = 0;
   std::vector<uint64_t> ancestors = {};
+  int lag = 0;
 };
 
 class Cache {
@@ -86,13 +87,18 @@ class Batch {
       const Part& part = parts_[i];
       sequences_.push_back({num_tokens_, part.num_tokens, part.start, part.num_drafts,
                             part.ancestors.empty() ? nullptr : part.ancestors.data(),
-                            &tables_[i * caches.size()], nullptr, nullptr, 0});
+                            &tables_[i * caches.size()], nullptr, nullptr, 0, part.lag});
       for (int t = 0; t < part.num_tokens; ++t) {
         token_ids_.push_back((part.start + t * 7 + part.sequence * 3) % 40);
         positions_.push_back(part.start + t);
         token_types_.push_back(t % 2);
       }
       num_tokens_ += part.num_tokens;
+    }
+    num_rows_ = num_tokens_;
+    for (rl_sequence& sequence : sequences_) {
+      sequence.lag_row = num_rows_;
+      num_rows_ += sequence.lag;
     }
     batch_ = {num_tokens_, static_cast<int32_t>(sequences_.size()), token_ids_.data(),
               positions_.data(), sequences_.data(), token_types_.data()};
@@ -102,6 +108,7 @@ class Batch {
 
   const rl_batch* get() const { return &batch_; }
   int num_tokens() const { return num_tokens_; }
+  int num_rows() const { return num_rows_; }  // with those of tokens that lag
   const std::vector<Part>& parts() const { return parts_; }
 
  private:
@@ -109,7 +116,7 @@ class Batch {
   std::vector<const int32_t*> tables_;
   std::vector<rl_sequence> sequences_;
   std::vector<int32_t> token_ids_, positions_, token_types_;
-  int32_t num_tokens_ = 0;
+  int32_t num_tokens_ = 0, num_rows_ = 0;
   rl_batch batch_;
 };
 

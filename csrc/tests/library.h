@@ -32,7 +32,7 @@ namespace rl_test {
                   X(rl_add_kv_write) X(rl_add_attend) X(rl_add_out_project) X(rl_add_mlp)          \
                       X(rl_add_moe) X(rl_add_add_shared) X(rl_add_residual)                        \
                           X(rl_add_latent_project) X(rl_add_latent_attend) X(rl_set_head)          \
-                              X(rl_add_rope_table) X(rl_reserve) X(rl_buffer) X(rl_run) X(rl_head) \
+                              X(rl_add_rope_table) X(rl_reserve) X(rl_buffer) X(rl_state_inputs) X(rl_run) X(rl_head) \
                                   X(rl_sample) X(rl_decode) X(ridgeline_read_pattern)              \
                                       X(ridgeline_read_rate) X(ridgeline_arithmetic_loop)          \
                                           X(ridgeline_arithmetic_rate)

@@ -11,6 +11,7 @@ namespace {
 constexpr int kSequences = 3;
 constexpr int kRoom = 40;  // slots of each sequence
 constexpr int kSteps = 12;
+constexpr int kMostDrafts = 3;
 
 // Errors of an op as a share of its largest output. Codes of activations inside an op flip where
 // they lie between two; the BF16 level rounds activations to 8 bits before each product.
@@ -34,7 +35,8 @@ class Side {
         parts_(model.adapter()),
         adapter_{static_cast<int32_t>(parts_.size()), parts_.data()},
         adapters_{nullptr, &adapter_, nullptr},
-        states_(2 * kSequences * Model::kState, std::nanf("")) {}
+        states_(2 * kSequences * Model::kState, std::nanf("")),
+        drafted_(kSequences * kMostDrafts * level.rl_state_inputs(program_), std::nanf("")) {}
   ~Side() { level_.rl_program_free(program_); }
   Side(const Side&) = delete;
   Side& operator=(const Side&) = delete;
@@ -83,6 +85,10 @@ class Side {
         sequences[i].state = state;
         sequences[i].saves = &saves[i];
         sequences[i].num_saves = 1;
+        float* drafted = side.drafted_.data() + parts.parts()[i].sequence * kMostDrafts *
+                                                    side.level_.rl_state_inputs(side.program_);
+        sequences[i].lagging = drafted;
+        sequences[i].drafted = sequences[i].num_drafts ? drafted : nullptr;
       }
       batch.sequences = sequences.data();
     }
@@ -101,12 +107,14 @@ class Side {
   std::vector<rl_adapter_part> parts_;
   rl_adapter adapter_;
   const rl_adapter* adapters_[kSequences];
-  Floats states_;
+  Floats states_, drafted_;
 };
 
 const std::vector<Part> kPrompts = {{0, 0, 9}, {1, 0, 13}, {2, 0, 1}};
 const std::vector<Part> kNext = {{2, 1, 6}, {0, 9, 1}, {1, 13, 3}};
-const std::vector<Part> kLast = {{0, 10, 1}, {1, 16, 1}, {2, 7, 1}};
+// Of two sequences' drafts two and one stay, which their states take in with the next token.
+const std::vector<Part> kDrafts = {{0, 10, 4, 3}, {1, 16, 3, 2}, {2, 7, 2}};
+const std::vector<Part> kLast = {{0, 13, 1, 0, {}, 2}, {1, 18, 1, 0, {}, 1}, {2, 9, 1}};
 
 class Comparison {
  public:
@@ -226,7 +234,7 @@ class Comparison {
 
   // All ops at once, and then decoding with nothing copied; rounding differences add up.
   void whole() {
-    for (const std::vector<Part>& parts : {kPrompts, kNext}) {
+    for (const std::vector<Part>& parts : {kPrompts, kNext, kDrafts}) {
       Batch batch(reference_.caches(), parts);
       reserve(batch);
       int last = static_cast<int>(model_.ops().size());
@@ -250,7 +258,7 @@ class Comparison {
 
   void reserve(const Batch& batch) {
     report_.holds("ops", "memory",
-                  reference_.reserve(batch.num_tokens()) && tested_.reserve(batch.num_tokens()));
+                  reference_.reserve(batch.num_rows()) && tested_.reserve(batch.num_rows()));
     for (int b = 0; b < RL_NUM_BUFFERS; ++b)
       std::fill_n(reference_.buffer(b), buffer_size(batch, b), 0.5f);
     copy_buffers(batch);
@@ -305,7 +313,8 @@ void check_programs(const Pair& pair, Report& report) {
   int index = 0;
   for (const Format& format : formats) {
     Comparison comparison(pair, format, kv_formats[index++ % 5], true, report);
-    for (const std::vector<Part>& parts : {kPrompts, kNext, kLast}) comparison.step_by_step(parts);
+    for (const std::vector<Part>& parts : {kPrompts, kNext, kDrafts, kLast})
+      comparison.step_by_step(parts);
     Comparison(pair, format, kv_formats[index % 5], false, report).batches();
   }
   Comparison(pair, formats[0], RL_F32, false, report).whole();

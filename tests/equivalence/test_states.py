@@ -13,10 +13,16 @@ from tests.tiny import CONFIG
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import SettingsError
+from ridgeline.decoding.drafters.ngram import NgramDrafter
 from ridgeline.kernels.cpu.library import native_kernels_run
 
 pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
 CASES = {case.id: case for case in STATE_CASES}
+# Outputs that repeat themselves, so that drafts are right.
+ASKED = [[token % 290 for token in range(first, 9 * first, 7)] for first in (3, 8, 20)]
+BIASED = SamplingParams(
+    temperature=0.0, max_tokens=60, logit_bias=dict.fromkeys((3, 17, 64, 99), 60.0)
+)
 # Of each kind of state, and of one beside attention.
 TELLING = ("lfm2-biases", "qwen3_next-biases", "nemotron_h-dense", "falcon_h1-plain")
 
@@ -100,30 +106,49 @@ def test_drafts_change_no_output(name, folders, baselines, draft, speculation, p
         llm._loop.check_integrity()
         scheduler = llm._engine.scheduler
         assert scheduler.prefix_cache.stats.hit_tokens > 0
+        assert not preempted or scheduler.num_preemptions > 0
+        assert speculation == "adaptive" or llm.speculation().num_drafted > 0
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_what_lags_is_taken_in_once_where_a_step_is_repeated(name, folders, monkeypatch):
+    """By a drafter that rests after each proposal, so that the steps behind it are replayed."""
+    proposes, proposed = NgramDrafter.propose, []
+
+    def propose(drafter, slot, most):
+        draft = proposes(drafter, slot, most)
+        proposed.append(len(draft.token_ids))
+        return draft
+
+    monkeypatch.setattr(NgramDrafter, "propose", propose)
+    monkeypatch.setattr(NgramDrafter, "rest_steps", lambda _: 5 if any(proposed[-1:]) else 0)
+    plain = SamplingParams(temperature=0.0, max_tokens=60)
+    settings = {"enable_prefix_caching": True, "max_num_seqs": 1}
+    with open_llm(folders[name], **settings) as llm:
+        expected = [each.outputs[0].token_ids for each in llm.generate(ASKED, plain)]
+    with open_llm(folders[name], speculation="ngram", **settings) as llm:
+        assert [each.outputs[0].token_ids for each in llm.generate(ASKED, plain)] == expected
+        assert llm.speculation().num_accepted > 0
 
 
 @pytest.mark.parametrize("name", TELLING)
 @pytest.mark.parametrize("executor", ["cpu", "reference"])
 def test_accepted_drafts_change_no_output(name, folders, executor):
-    """Outputs that repeat themselves, so that drafts are right; and right once they were cached."""
+    """Nor where they were found in the cache."""
     settings = {"executor": executor, "dtype": "float32" if executor == "cpu" else "float64"}
-    biased = SamplingParams(
-        temperature=0.0, max_tokens=60, logit_bias=dict.fromkeys((3, 17, 64, 99), 60.0)
-    )
-    asked = [[token % 290 for token in range(first, 9 * first, 7)] for first in (3, 8, 20)]
     with open_llm(folders[name], **settings) as llm:
-        expected = [each.outputs[0].token_ids for each in llm.generate(asked, biased)]
+        expected = [each.outputs[0].token_ids for each in llm.generate(ASKED, BIASED)]
     settings |= {"enable_prefix_caching": True, "block_tokens": 16}
     with open_llm(folders[name], speculation="ngram", **settings) as llm:
         for _ in range(2):
-            outputs = [each.outputs[0] for each in llm.generate(asked, biased)]
+            outputs = [each.outputs[0] for each in llm.generate(ASKED, BIASED)]
             assert [each.token_ids for each in outputs] == expected
             assert sum(sum(each.num_accepted) for each in outputs) > 20
-        turn = [*asked[0], *expected[0], 5, 6, 7]
-        again = llm.generate([turn], biased)[0]
-        assert again.num_cached_tokens > len(asked[0]) + 30  # checkpoints among drafts
+        turn = [*ASKED[0], *expected[0], 5, 6, 7]
+        again = llm.generate([turn], BIASED)[0]
+        assert again.num_cached_tokens > len(ASKED[0]) + 30  # checkpoints among drafts
     with open_llm(folders[name], **settings) as llm:
-        plain = llm.generate([turn], biased)[0].outputs[0].token_ids
+        plain = llm.generate([turn], BIASED)[0].outputs[0].token_ids
     assert plain == again.outputs[0].token_ids
 
 

@@ -207,7 +207,7 @@ def test_random_workloads_under_preemption(seed, windows, states, model, kind):
         assert sum(accepted for _, accepted in drafter.outcomes) > 0
     if kind is Trees and not (model and scheduler.config.max_num_batched_tokens < 64):
         assert any(s.parents for plan in executor.plans for s in plan.passes[-1].segments)
-    if model and not (states and kind is Resting):
+    if model and not (kind is Resting and states and seed == 1):  # which chance never asks
         roles = {a_pass.role for plan in executor.plans for a_pass in plan.passes}
         assert ModelRole.DRAFT in roles
 

@@ -51,11 +51,6 @@ class ShortConv:
         channels, length = self.weight.shape
         return (length - 1) * channels
 
-    @property
-    def input_elements(self) -> int:
-        """That the state takes in of a token: q and v."""
-        return 2 * self.weight.shape[0]
-
     product_elements: ClassVar = 0  # a sum of a few inputs is no product of matrices
 
 
@@ -106,11 +101,6 @@ class GatedDelta:
         """Of a sequence's state."""
         channels, length = self.conv.shape
         return (length - 1) * channels + self.num_value_heads * self.key_dim * self.value_dim
-
-    @property
-    def input_elements(self) -> int:
-        """That the state takes in of a token: q and v."""
-        return self.conv.shape[0] + 2 * self.num_value_heads
 
     @property
     def product_elements(self) -> int:
@@ -176,11 +166,6 @@ class SelectiveScan:
         """Of a sequence's state."""
         channels, length = self.conv.shape
         return (length - 1) * channels + self.num_heads * self.state_dim * self.head_dim
-
-    @property
-    def input_elements(self) -> int:
-        """That the state takes in of a token: q and v."""
-        return self.conv.shape[0] + self.num_heads
 
     @property
     def product_elements(self) -> int:
