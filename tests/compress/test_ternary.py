@@ -53,7 +53,8 @@ def test_codes_are_the_nearest_to_the_weights_over_their_mean_magnitude():
 
 def test_training_brings_the_ternary_model_nearer_to_its_parent(tmp_path, text):
     parent = opened(write_folder(tmp_path / "parent", SMALL))
-    for name, recipe in (("before", UNTRAINED), ("after", replace(TERNARY, steps=20))):
+    trained = replace(TERNARY, steps=20, learning_rate=3e-3)  # with more it is chance how near
+    for name, recipe in (("before", UNTRAINED), ("after", trained)):
         distill(parent, parent, tmp_path / name, recipe, text)
     before, after = (distance(tmp_path / name, parent, text) for name in ("before", "after"))
     assert after < 0.8 * before

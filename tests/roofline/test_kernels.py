@@ -68,6 +68,13 @@ def test_instructions_for_a_block_of_codes_by_hand(form, of_vectors, of_tiles):
         assert (32 * kernel.unpack, 32 * kernel.product) == counted
 
 
+@pytest.mark.parametrize("form", CODES[1:], ids=name_of)
+def test_sums_of_16_bits_are_multiplied_once_by_ones_or_by_factors(form):
+    """8 products, 8 sums, and one product more of two halves of a sum."""
+    kernel = replace(VECTORS, in_16_bits=True).of(form, tokens=4)
+    assert 32 * kernel.product == 8 + 8 + 1 + 4 * 32 / min(form.group_size, 128)
+
+
 @pytest.mark.parametrize("form", [BFLOAT16, *CODES[1:]], ids=name_of)
 @pytest.mark.parametrize("tokens", [16, 32, 512])
 def test_tiles_take_less_than_vectors(form, tokens):

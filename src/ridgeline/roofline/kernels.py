@@ -132,10 +132,12 @@ class NativeKernels:
         bits = _packed_bits(form)
         sums = _SUMS_OF_16_BITS[bits] if self.in_16_bits else 8
         split = _SPLIT_FOR_16_BITS if self.in_16_bits and bits == 8 else _SPLIT[bits]
+        # In 16 bits factors take the place of the ones that sums are multiplied with.
+        factors = bool(form.factor_columns) and not self.in_16_bits
         return ProductKernel(
             family="codes",
             unpack=(bits * self.line + split) / 32,
-            product=(sums + bool(form.factor_columns) + 4 * 32 / _step_columns(form)) / 32,
+            product=(sums + factors + 4 * 32 / _step_columns(form)) / 32,
             panel_tokens=self.panel_tokens,
         )
 
