@@ -197,6 +197,7 @@ def test_run_is_another_name_of_chat(model_folder, capsys, monkeypatch):
         ("{model}", "the cat", "--temperature", "0", "--max-tokens", "5"),
         ("{model}", "--temperature", "0", "--max-tokens", "5", "the", "cat"),
         ("{model}", "--temperature", "0", "--max-tokens", "5", "-p", "the cat"),
+        ("{model}", "--temperature", "0", "--max-tokens", "5", "--", "the cat"),
     ],
 )
 @pytest.mark.parametrize("piped", ["", "in the sun\n"])
@@ -214,6 +215,8 @@ def test_one_prompt_is_answered_alone(model_folder, capsys, monkeypatch, words, 
 def test_a_prompt_that_is_there_twice_or_follows_bytes_is_refused(capsys, monkeypatch):
     assert main(["run", "embedded", "a", "-p", "b"]) == 2
     assert "The prompt is there twice" in capsys.readouterr().err
+    assert main(["run", "embedded", "-p", ""]) == 2
+    assert "The prompt is empty" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     assert main(["run", "embedded", "a"]) == 2
     assert "Standard input is not UTF-8 text." in capsys.readouterr().err

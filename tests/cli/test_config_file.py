@@ -90,7 +90,7 @@ def test_a_command_runs_with_it(model_folder, tmp_path, capsys):
         ("- 1", "must hold lines of a name and its value"),
         ("seed: 1\na: [1\nb: 2", ", line 3, is not YAML: expected ',' or ']', but got ':'."),
         ("a: \0", "not YAML"),
-        ("a: 2024-14-41", "not YAML: month must be in 1..12."),
+        ("a: 2024-14-41", "not YAML: a value is none of its type's."),
         ("[" * 5000, "not YAML"),
         ("logit_bias: {1: 2024-01-01}", "is not possible"),
         ("max_num_seqs: 1\nmax-num-seqs: 2", ", line 2: 'max-num-seqs' is there twice."),
@@ -126,7 +126,10 @@ def test_unset_settings_are_the_defaults(tmp_path):
 @pytest.mark.parametrize("name", ["api_key", "admin_api_key", "kv_redis_url"])
 @pytest.mark.parametrize(
     "value",
-    ["{swordfish: 1}", "[{a: swordfish}]", "*swordfish", "!!int swordfish", "{a: swordfish"],
+    [
+        *("{swordfish: 1}", "[{a: swordfish}]", "*swordfish", "!!int swordfish", "{a: swordfish"),
+        *('!!int "swordfish\'s"', "!!float swordfish", "!!bool swordfish", "!!timestamp swordfish"),
+    ],
 )
 def test_no_secret_is_shown(tmp_path, capsys, name, value):
     path = tmp_path / "settings.yaml"
@@ -140,6 +143,11 @@ def test_no_secret_is_shown(tmp_path, capsys, name, value):
 def test_what_is_printed_of_a_server_has_no_key():
     config = ServerConfig(api_key=("swordfish",), admin_api_key="swordfish")
     assert "swordfish" not in repr(config)
-    with pytest.raises(SettingsError) as caught:
-        ServerConfig(join=("ftp://me:swordfish@router",), router_key_file="key")
-    assert "swordfish" not in str(caught.value)
+    for url in (
+        "ftp://me:swordfish@router",
+        "http://me:sword/swordfish@router",
+        "http://swordfish@r",
+    ):
+        with pytest.raises(SettingsError) as caught:
+            ServerConfig(join=(url,), router_key_file="key", api_key=("key",))
+        assert "swordfish" not in str(caught.value)

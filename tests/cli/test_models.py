@@ -100,6 +100,10 @@ def test_files_of_a_folder_are_listed(ggufs, tmp_path, capsys):
     found = listed(capsys, str(tmp_path))
     assert set(found) == {str(tmp_path / "m.gguf")}
     assert main(["list", str(tmp_path / "none")]) == 2
+    (tmp_path / "other").mkdir()
+    capsys.readouterr()
+    assert main(["list", str(tmp_path / "other"), "--json", str(tmp_path)]) == 0
+    assert str(tmp_path / "m.gguf") in capsys.readouterr().out
 
 
 def test_a_model_that_cannot_be_run_is_listed_with_the_reason(real, capsys):

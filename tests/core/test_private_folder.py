@@ -44,6 +44,19 @@ def test_what_a_killed_process_left_goes_as_the_next_begins_and_what_is_held_sta
         assert list(base.iterdir()) == [folder]
 
 
+def test_one_that_another_start_takes_for_abandoned_is_made_again(base, monkeypatch):
+    opened = os.open
+
+    def late(path, flags):
+        monkeypatch.setattr(os, "open", opened)
+        os.rmdir(path)
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", late)
+    with PrivateFolder() as folder:
+        assert list(base.iterdir()) == [folder]
+
+
 def test_folders_that_are_none_of_ours_stay(base):
     for name, mode in (("ridgeline-run-open", 0o755), ("ridgeline-mine", 0o700)):
         (base / name).mkdir()

@@ -114,7 +114,8 @@ def test_the_bounds_themselves():
 
 
 def test_a_batch_of_messages_has_as_many_as_may_be():
-    message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    message = {"model": "m", "max_tokens": 1, "temperature": 0, "system": "b", "messages": turns}
     lines = [{"custom_id": f"line-{number}", "params": message} for number in range(50_000)]
     decoder = msgspec.json.Decoder(MessageBatchRequest)
     assert len(decode_body(decoder, json.dumps({"requests": lines}).encode()).requests) == 50_000

@@ -67,8 +67,10 @@ def _prompt(arguments: argparse.Namespace) -> str | None:
     words = " ".join(arguments.words)
     if words and arguments.prompt is not None:
         raise InvalidRequestError("The prompt is there twice: as PROMPT and as --prompt.")
+    if not arguments.words and arguments.prompt is None:
+        return None
     prompt = words or arguments.prompt
     if not prompt:
-        return None
+        raise InvalidRequestError("The prompt is empty; without one, this is a conversation.")
     piped = (piped_text() or "").strip()
     return f"{piped}\n\n{prompt}" if piped else str(prompt)

@@ -126,21 +126,26 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise SettingsError(f"{path} has more than {_MAX_BYTES:,} bytes: it is no such file.")
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from error
+    if len(text) > _MAX_BYTES:
+        raise SettingsError(f"{path} has more than {_MAX_BYTES:,} bytes: it is no such file.")
+    try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         found = None if root is None else loader.construct_document(root)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}," if mark else ""
         problem = _QUOTED.sub("", str(error.problem))
         raise SettingsError(f"{path}{where} is not YAML: {problem}.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except yaml.YAMLError as error:
         problem = _QUOTED.sub("", " ".join(str(error).split()))
         raise SettingsError(f"{path} is not YAML: {problem}.") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path} is not YAML: it is nested too deep.") from error
+    except (ValueError, LookupError, AttributeError) as error:  # which say the value
+        raise SettingsError(f"{path} is not YAML: a value is none of its type's.") from error
     if root is None or found is None:
         return {}
     _check_keys(root, path)

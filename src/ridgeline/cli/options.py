@@ -69,9 +69,11 @@ class Parser(argparse.ArgumentParser):
             self._check_option(word)
         found, unknown = super().parse_known_args(args, namespace)
         several = [each for each in self._get_positional_actions() if each.nargs == "*"]
-        if several and not any(word.startswith("-") for word in unknown):
+        has_end = "--" in unknown[:1]
+        if several and (has_end or not any(word.startswith("-") for word in unknown)):
             # argparse takes none of those that follow an option.
-            setattr(found, several[0].dest, [*getattr(found, several[0].dest), *unknown])
+            more = [self._get_value(several[0], word) for word in unknown[has_end:]]
+            setattr(found, several[0].dest, [*getattr(found, several[0].dest), *more])
         elif unknown:
             self._refuse(unknown[0])
         return found, []

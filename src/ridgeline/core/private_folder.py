@@ -22,13 +22,16 @@ class PrivateFolder:
     def __init__(self) -> None:
         base = tempfile.gettempdir()
         _remove_abandoned(Path(base))
-        while True:
+        while True:  # another start takes it for abandoned before it is locked
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if os.fstat(self._lock).st_nlink:
                 return
-            os.close(self._lock)  # another start took it for abandoned before it was locked
+            os.close(self._lock)
 
     def remove(self) -> None:
         """Remove it with what is in it; again, it does nothing."""

@@ -97,7 +97,9 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes, *, name: str = "T
     num_open = body.count(b"[") + body.count(b"{")
     has_many = body.count(b":") > MAX_PARTS - MAX_DEPTH or body.count(b",") >= MAX_ELEMENTS
     if num_open > MAX_DEPTH or has_many:
-        _check_structure(body, getattr(decoder.type, "max_parts", MAX_PARTS))
+        schema = decoder.type
+        max_parts = getattr(schema, "max_parts", MAX_PARTS)
+        _check_structure(body, max_parts, getattr(schema, "max_elements", MAX_ELEMENTS))
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -130,7 +132,7 @@ def decode_request(
     return decode_body(decoder, msgspec.json.encode(value)), ignored
 
 
-def _check_structure(body: bytes, max_parts: int) -> None:
+def _check_structure(body: bytes, max_parts: int, max_elements: int) -> None:
     """What is within strings does not count. Takes a few ns a byte, since the event loop waits."""
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = np.frombuffer(unescaped.translate(_STEPS, _UNMARKED), dtype=np.int8)
@@ -150,8 +152,8 @@ def _check_structure(body: bytes, max_parts: int) -> None:
             raise bad_request(f"The JSON is nested more than {MAX_DEPTH} levels deep.")
         if parts > max_parts:
             raise bad_request(f"The JSON has more than {max_parts:,} arrays, objects and fields.")
-        if commas >= MAX_ELEMENTS:
-            raise bad_request(f"The JSON has {MAX_ELEMENTS:,} commas or more.")
+        if commas >= max_elements:
+            raise bad_request(f"The JSON has {max_elements:,} commas or more.")
 
 
 def invalid(error: msgspec.ValidationError, schema: Any) -> ApiError:

@@ -18,7 +18,7 @@ from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
 
 Timeout = Annotated[float, Meta(ge=0.01, le=86400)]
-_USER = re.compile(r"(?:^|//)[^/]*@")  # which may have a password
+_USER = re.compile(r"(?:^|(?<=//)).*@")  # which may have a password
 _PORTS = {"http": 80, "https": 443}
 Price = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -45,8 +45,11 @@ def base_url(url: str, what: str) -> tuple[str, str, int]:
         is_base = parts.scheme in _PORTS and parts.path in ("", "/") and not parts.query
         if parts.hostname and port and is_base:
             return f"{parts.scheme}://{parts.netloc}", parts.hostname, port
-    shown = _USER.sub("//", url)
-    raise SettingsError(f"{shown!r} is not {what}: http://host:port.")
+    raise SettingsError(f"{_without_user(url)!r} is not {what}: http://host:port.")
+
+
+def _without_user(url: str) -> str:
+    return _USER.sub("", url, count=1)
 
 
 def _read_join(name: str, urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -228,8 +231,8 @@ class ServerConfig:
             for router in self.join:
                 if not is_loopback(base_url(router, "")[1]):
                     raise SettingsError(
-                        f"host {self.host} is this machine alone, where the router {router} does "
-                        "not find it: give another host, or join_as."
+                        f"host {self.host} is this machine alone, where the router "
+                        f"{_without_user(router)} does not find it: give another host, or join_as."
                     )
         if not self.has_keys and not is_loopback(self.host):
             raise SettingsError(

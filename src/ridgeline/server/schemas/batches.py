@@ -37,6 +37,7 @@ class MessageBatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Messages, to be answered when there is time; what they hold is left as it came."""
 
     max_parts: ClassVar[int] = 1 << 20
+    max_elements: ClassVar[int] = 1 << 20
 
     requests: Annotated[list[MessageBatchLine], Meta(min_length=1)]
 
