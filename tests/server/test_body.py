@@ -121,6 +121,17 @@ def test_a_batch_of_messages_has_as_many_as_may_be():
     assert len(decode_body(decoder, json.dumps({"requests": lines}).encode()).requests) == 50_000
 
 
+@pytest.mark.parametrize("number", [b"1e300", b"-1.7976931348623157E+308", b"1e-0310"])
+def test_numbers_that_take_long_to_read_are_few(number):
+    """100,000 of them held the interpreter for a second, and strings may have any."""
+    few = b"[" + number + (b"," + number) * 999 + b"]"
+    assert len(decode_body(ANYTHING, few)) == 1000
+    with pytest.raises(ApiError, match="more than 1,000 numbers with exponents"):
+        decode_body(ANYTHING, few[:-1] + b"," + number + b"]")
+    text = b'{"a":"\\"' + number * 2000 + b'","b":[1e12,"\\\\"]}'
+    assert decode_body(ANYTHING, text)["b"] == [1e12, "\\"]
+
+
 @pytest.mark.parametrize(
     "piece", [b"[],", b'{"":[]},', b'"[",', b'["]"],', b"0,", b'"":0,', b'"\\"[",']
 )

@@ -21,8 +21,11 @@ from ridgeline.fleet.forwarding import EVENTS, Client, Forwarding, answer_header
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.router import PREFIX, Router
 from ridgeline.fleet.upstream import UNREADABLE, AnswerHead
+from ridgeline.server.body import decode_body
+from ridgeline.server.errors import ApiError
 from ridgeline.server.replies import DONE, encode
 
+_BODY = msgspec.json.Decoder(dict[str, Any])
 _CHAT = "/v1/chat/completions"
 _ANSWERED_BY = b"x-ridgeline-cascade"
 _DATA = b"data: {"
@@ -188,10 +191,10 @@ class Cascade:
         is_up = any(each.is_up for each in self.router.engines)
         if request.is_continued and is_up and not request.is_for_first:
             try:
-                body = msgspec.json.decode(request.body, type=dict[str, Any])
+                body = decode_body(_BODY, request.body)
                 if body.get("model") in (None, *larges[:1]):
                     asked = asked_of_small(request.path, body, *models[:1])
-            except UNREADABLE:  # which the engine will say better
+            except ApiError:  # which the engine will say better
                 asked = None
         if asked is None:
             self._answered.labels("large at once").inc()

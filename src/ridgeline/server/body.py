@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from ridgeline.core.spelling import suggestion
 from ridgeline.server.absent_fields import instead_of_field
@@ -25,6 +26,7 @@ MAX_DEPTH = 100
 # Decoding holds the interpreter's lock, at up to 0.4 µs a part and 80 ns an element.
 MAX_PARTS = 131_072  # arrays, objects and fields of objects
 MAX_ELEMENTS = 500_000
+MAX_EXTREME_NUMBERS = 1_000  # with exponents of three digits, which take up to 35 µs each
 _BLOCK = 1 << 16
 _QUOTE, _COLON, _COMMA = 2, 3, 4
 _MARKS = b'[{]}":,'
@@ -94,6 +96,10 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes, *, name: str = "T
     Raises:
         ApiError: 400 that names the field at fault.
     """
+    if len(body) > 4 * MAX_EXTREME_NUMBERS and _has_extreme_numbers(body):
+        raise bad_request(
+            f"The JSON has more than {MAX_EXTREME_NUMBERS:,} numbers with exponents of 3 digits."
+        )
     num_open = body.count(b"[") + body.count(b"{")
     has_many = body.count(b":") > MAX_PARTS - MAX_DEPTH or body.count(b",") >= MAX_ELEMENTS
     if num_open > MAX_DEPTH or has_many:
@@ -130,6 +136,26 @@ def decode_request(
     value = msgspec.json.decode(body)
     ignored = leave_out_unknown(decoder.type, value)
     return decode_body(decoder, msgspec.json.encode(value)), ignored
+
+
+def _has_extreme_numbers(body: bytes) -> bool:
+    """Whether there are too many, strings aside. NumPy gives the lock away."""
+    if _num_extreme(np.frombuffer(body, dtype=np.uint8)) <= MAX_EXTREME_NUMBERS:
+        return False
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    marks = np.frombuffer(unescaped, dtype=np.uint8)
+    is_text = np.bitwise_xor.accumulate(marks == ord('"'))
+    return _num_extreme(np.where(is_text, np.uint8(0), marks)) > MAX_EXTREME_NUMBERS
+
+
+def _num_extreme(text: npt.NDArray[np.uint8]) -> int:
+    """How often an E, and a sign or none, stand before three digits."""
+    is_digit = (text - ord("0")) < 10
+    three = is_digit[:-2] & is_digit[1:-1] & is_digit[2:]
+    is_exponent = (text | 0x20) == ord("e")
+    is_sign = (text == ord("+")) | (text == ord("-"))
+    signed = is_exponent[:-4] & is_sign[1:-3] & three[2:]
+    return int(np.count_nonzero(is_exponent[:-3] & three[1:]) + np.count_nonzero(signed))
 
 
 def _check_structure(body: bytes, max_parts: int, max_elements: int) -> None:
